@@ -1,0 +1,52 @@
+#include "core/base/worker_pool.h"
+
+#include "core/base/check.h"
+
+namespace headrace {
+
+WorkerPool::WorkerPool(std::size_t threads) {
+  for (std::size_t i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+}
+
+WorkerPool::~WorkerPool() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  start_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void WorkerPool::run(std::size_t count, const std::function<void(std::size_t)>& body) {
+  std::unique_lock lock(mutex_);
+  HEADRACE_CHECK(body_ == nullptr, "one loop at a time");
+  body_ = &body;
+  next_ = 0;
+  count_ = count;
+  if (count > 1) start_.notify_all();
+  drain(lock);
+  done_.wait(lock, [&] { return running_ == 0; });
+  body_ = nullptr;
+}
+
+void WorkerPool::drain(std::unique_lock<std::mutex>& lock) {
+  while (body_ != nullptr && next_ < count_) {
+    const std::size_t index = next_++;
+    const auto* body = body_;
+    ++running_;
+    lock.unlock();
+    (*body)(index);
+    lock.lock();
+    if (--running_ == 0) done_.notify_all();
+  }
+}
+
+void WorkerPool::work() {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    start_.wait(lock, [&] { return stop_ || (body_ != nullptr && next_ < count_); });
+    drain(lock);
+  }
+}
+
+}  // namespace headrace

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/worker_pool.h"
+#include "kernels/strided_copy.h"
+
+namespace headrace {
+
+/// One nest with its two base addresses. A constant source (padding) has `src == nullptr` and repeats `constant` (a pattern of 4 bytes,
+/// aligned to the destination address, so run_bytes and destination offsets are multiples of 4 or the four bytes are equal).
+struct CopyJob {
+  StridedCopy copy;
+  const std::byte* src = nullptr;
+  std::byte* dst = nullptr;
+  std::uint32_t constant = 0;
+};
+
+/// What a batch did. Counted by the executor itself.
+struct CopyStats {
+  std::uint64_t batches = 0;  // calls
+  std::uint64_t copies = 0;   // nests
+  std::uint64_t bytes = 0;    // destination bytes
+  CopyStats& operator+=(const CopyStats& other) noexcept {
+    batches += other.batches;
+    copies += other.copies;
+    bytes += other.bytes;
+    return *this;
+  }
+};
+
+/// Which fast path a nest takes; chosen from the nest alone (and the alignment of its bases). For tests, traces and benches.
+enum class CopyPath : std::uint8_t { kFlat, kPitched, kTranspose32, kGeneric, kConstant };
+std::string_view copy_path_name(CopyPath path) noexcept;
+CopyPath choose_path(const CopyJob& job) noexcept;
+
+/// Executes batches on host memory. Preconditions: every nest was validated, and no two jobs of one batch write the same byte.
+/// One caller at a time; the pool does the work, cut by bytes so that a large nest does not wait for one thread. Destinations of at least
+/// `streaming_bytes_min` a nest are written with streaming stores and fenced before run() returns.
+class HostExecutor {
+ public:
+  explicit HostExecutor(WorkerPool& pool, std::int64_t streaming_bytes_min = 1 << 20);
+  CopyStats run(std::span<const CopyJob> jobs);
+
+ private:
+  WorkerPool* pool_;
+  std::int64_t streaming_bytes_min_;
+};
+
+}  // namespace headrace

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/base/shape.h"
+#include "core/base/status.h"
+#include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/json.h"
+#include "kernels/strided_copy.h"
+#include "receiver/expert_map.h"
+
+namespace headrace {
+
+/// How one engine's ranks divide the model. Written "ep4", "tp2" or "tp2,ep4"; "tp1" is a single rank.
+struct ParallelLayout {
+  std::int32_t tp = 1;
+  std::int32_t ep = 1;
+  /// Ranks of the engine: the larger of both (experts are spread over the same ranks as tensor parallelism).
+  std::int32_t ranks() const noexcept { return tp > ep ? tp : ep; }
+  std::string to_string() const;
+};
+Result<ParallelLayout> parse_layout(std::string_view text);
+
+/// Where a tensor's bytes go. For experts: at local slot 0; slot s adds s * slot_stride to the destination.
+struct Placement {
+  std::uint32_t storage = 0;  // index into ModelLayout::storages
+  Box box;                    // the part of the checkpoint tensor that this rank wants
+  StridedCopy copy;           // source side: packed bytes of the whole checkpoint tensor; only bytes inside `box` are read
+  std::int64_t slot_stride = 0;
+};
+
+/// What the family knows about one checkpoint tensor, or about one (layer, suffix) of all experts.
+struct TensorRule {
+  std::string param;          // the engine's runtime name of the parameter
+  std::string shard;          // "w1", "w2", "w3", "0", "1"; empty when the tensor is the whole parameter
+  std::vector<Dtype> dtypes;  // accepted; the first is the checkpoint's own
+  Shape shape;                // of the checkpoint tensor
+  std::string scope = "target";
+  std::vector<Placement> placements;
+  bool optional = false;  // coverage does not ask for it
+};
+
+/// A tensor with a name of its own.
+struct NamedRule {
+  std::string name;  // checkpoint name
+  TensorRule rule;
+};
+
+/// All experts of one (layer, suffix): names `<prefix><expert>.<suffix>`, e.g. prefix "layers.3.ffn.experts.", suffix "w1.weight".
+struct ExpertRule {
+  std::string prefix;
+  std::string suffix;
+  TensorRule rule;
+};
+
+struct StorageSpec {
+  std::string name;
+  Dtype dtype = Dtype::kU8;
+  Shape shape;
+  std::vector<std::int64_t> strides;  // elements; empty for contiguous
+  std::int64_t bytes = 0;
+  std::vector<std::string> owners{"target"};
+  bool optional = false;
+};
+
+/// Bytes that no checkpoint tensor brings: zero pads and the like. Written at bind and after each discard.
+struct ConstantRule {
+  std::uint32_t storage = 0;
+  StridedCopy copy;            // source strides all 0
+  std::uint32_t constant = 0;  // 4-byte pattern
+};
+
+/// What the engine's own loader would do with a name that is none of the rules: the last resort of the index, a full scan.
+/// Returns the checkpoint name of a rule that the name is another spelling of, an empty string when the loader drops it, or nullopt when it
+/// is unknown.
+struct ScanAnswer {
+  enum class Kind : std::uint8_t { kUnknown, kDropped, kParam } kind = Kind::kUnknown;
+  std::string param;
+  std::string shard;
+  std::int32_t expert = -1;
+};
+using NameScan = std::function<ScanAnswer(std::string_view name)>;
+
+/// A family's answer: everything that the rest of the receiver needs to know about a model on one rank. A value; built by a pure function.
+struct ModelLayout {
+  std::string family;
+  std::string variant;
+  ParallelLayout parallel;
+  std::int32_t rank = 0;
+  ExpertMap experts;  // experts() == 0: a dense model
+  std::vector<StorageSpec> storages;
+  std::vector<NamedRule> named;
+  std::vector<ExpertRule> expert_rules;
+  std::vector<ConstantRule> constants;
+  NameScan scan;  // may be empty: names that are no rule are then unknown
+};
+
+struct ModelRequest {
+  std::string family = "auto";    // auto | deepseek_v4 | dense
+  std::string variant = "plain";  // plain (P = I) | padded (P = ceil(I/512)*512)
+  ParallelLayout parallel;
+  std::int32_t rank = 0;
+};
+
+/// Builds the layout from config.json and, for families that take names from the checkpoint (dense), its headers.
+/// kInvalidArgument: a missing or odd config value by its key, a division that leaves a rest by its two numbers; kUnsupported: a variant or
+/// layout that the family has not.
+Result<ModelLayout> build_model(const ModelRequest& request, const JsonValue* config, std::span<const CheckpointTensor> tensors);
+
+// One function per family, in a file of its own.
+Result<ModelLayout> build_deepseek_v4(const ModelRequest& request, const JsonValue& config);
+Result<ModelLayout> build_dense(const ModelRequest& request, std::span<const CheckpointTensor> tensors);
+
+}  // namespace headrace

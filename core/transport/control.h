@@ -33,6 +33,7 @@ struct PeerCredentials {
 enum class ControlEventKind : std::uint8_t {
   kMessage,       // `message`, perhaps `attachment`
   kDescriptor,    // receiver side: `memory`, `memory_bytes` and `descriptor`; must be answered with acknowledge()
+  kReleased,      // receiver side: the sender forgets `memory`; unmap it once no bucket uses it
   kAcknowledged,  // sender side: the receiver's answer for `memory` is in `status`
   kPeerLost,      // the peer's process or connection is gone; `status` says how it was noticed. Once per peer
 };
@@ -92,7 +93,7 @@ class ControlConnection {
 struct ControlOptions {
   std::int64_t connect_timeout_ms = 5'000;
   std::int32_t queue_messages_max = 1'024;  // per peer and direction
-  std::int64_t message_bytes_max = 0;       // 0: wire::limits
+  std::int64_t message_bytes_max = 0;       // of a message and of an attachment; 0: those of core/wire/limits.h
 };
 
 /// Binds `endpoint` ("ipc://PATH" or "tcp://127.0.0.1:PORT"; port 0 picks one). `descriptor_path` empty: no descriptor socket.

@@ -1,0 +1,161 @@
+#include "core/wire/codec.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <random>
+#include <set>
+
+#include "core/wire/limits.h"
+
+namespace headrace::wire {
+namespace {
+
+std::vector<std::byte> bytes_of(std::initializer_list<int> values) {
+  std::vector<std::byte> bytes;
+  for (const int value : values) bytes.push_back(static_cast<std::byte>(value));
+  return bytes;
+}
+
+Message message_of(Body body) {
+  return Message{SessionId{77}, Incarnation{99}, std::move(body)};
+}
+
+TEST(Codec, WritesTheDocumentedBytesOfAPing) {
+  const auto bytes = encode(message_of(Ping{5}));
+  EXPECT_EQ(bytes, bytes_of({0x96, 0xa2, 'H', 'R', 1, 18, 77, 99, 0x81, 0xa8, 'p', 'r', 'o', 'g', 'r', 'e', 's', 's', 5}));
+}
+
+TEST(Codec, BringsBackEveryFieldOfABucket) {
+  Bucket bucket;
+  bucket.sequence = 3;
+  bucket.extents.push_back(Extent{1, MemoryId{9}, 64, std::nullopt, {}});
+  bucket.extents.push_back(Extent{2, MemoryId{9}, 128, Box{{0, 4}, {8, 12}}, {}});
+  bucket.extents.push_back(Extent{3, MemoryId{1ULL << 63}, 0, Box{{0}, {8}}, {16}});
+  const auto decoded = decode(encode(message_of(bucket)));
+  ASSERT_TRUE(decoded.ok()) << decoded.status().to_string();
+  EXPECT_EQ(decoded.value().session.value, 77U);
+  EXPECT_EQ(decoded.value().incarnation.value, 99U);
+  const auto& got = std::get<Bucket>(decoded.value().body);
+  ASSERT_EQ(got.extents.size(), 3U);
+  EXPECT_EQ(got.sequence, 3U);
+  EXPECT_FALSE(got.extents[0].box.has_value());
+  EXPECT_EQ(got.extents[1].box, (Box{{0, 4}, {8, 12}}));
+  EXPECT_EQ(got.extents[2].strides, std::vector<std::int64_t>{16});
+  EXPECT_EQ(got.extents[2].memory.value, 1ULL << 63);
+}
+
+TEST(Codec, BringsBackWantedBoxesAndReceipts) {
+  Accept accept;
+  accept.wanted.resize(3);
+  accept.wanted[1] = Wanted{{8, 128}, {Box{{0, 0}, {8, 128}}}};
+  const auto decoded = decode(encode(message_of(accept)));
+  ASSERT_TRUE(decoded.ok()) << decoded.status().to_string();
+  const auto& got = std::get<Accept>(decoded.value().body);
+  ASSERT_EQ(got.wanted.size(), 3U);
+  EXPECT_TRUE(got.wanted[0].boxes.empty());
+  EXPECT_EQ(got.wanted[1].granule, (std::vector<std::int64_t>{8, 128}));
+  Prepared prepared;
+  prepared.receipt.version = {"run", 7};
+  prepared.receipt.phases.transfer = 1.5;
+  prepared.receipt.proven = true;
+  const auto receipt = decode(encode(message_of(prepared)));
+  ASSERT_TRUE(receipt.ok()) << receipt.status().to_string();
+  EXPECT_EQ(std::get<Prepared>(receipt.value().body).receipt.version.step, 7U);
+  EXPECT_EQ(std::get<Prepared>(receipt.value().body).receipt.phases.transfer, 1.5);
+  EXPECT_TRUE(std::get<Prepared>(receipt.value().body).receipt.proven);
+}
+
+TEST(Codec, BringsBackManifestEntriesAsTheSameBytes) {
+  const std::vector<ManifestEntry> entries{
+      {"a.weight", Dtype::kBF16, {4, 6}, Box{{0, 0}, {4, 6}}}, {"b", Dtype::kF32, {}, Box{}}, {"c", Dtype::kI8, {10}, Box{{2}, {5}}}};
+  const auto bytes = encode_entries(entries);
+  const auto decoded = decode_entries(bytes);
+  ASSERT_TRUE(decoded.ok()) << decoded.status().to_string();
+  EXPECT_EQ(decoded.value(), entries);
+  EXPECT_EQ(encode_entries(decoded.value()), bytes);
+}
+
+TEST(Codec, NamesTheFieldThatIsMissing) {
+  // PING without its only field.
+  const auto decoded = decode(bytes_of({0x96, 0xa2, 'H', 'R', 1, 18, 0, 0, 0x80}));
+  ASSERT_FALSE(decoded.ok());
+  EXPECT_EQ(decoded.status().code(), Code::kInvalidArgument);
+  EXPECT_NE(decoded.status().message().find("PING: progress: missing"), std::string::npos) << decoded.status().message();
+}
+
+TEST(Codec, IgnoresFieldsThatItDoesNotKnow) {
+  const auto decoded =
+      decode(bytes_of({0x96, 0xa2, 'H', 'R', 1, 18, 0, 0, 0x82, 0xa1, 'x', 0xc0, 0xa8, 'p', 'r', 'o', 'g', 'r', 'e', 's', 's', 4}));
+  ASSERT_TRUE(decoded.ok()) << decoded.status().to_string();
+  EXPECT_EQ(std::get<Ping>(decoded.value().body).progress, 4U);
+}
+
+TEST(Codec, RefusesAnotherProtocolVersionByItsNumber) {
+  const auto decoded = decode(bytes_of({0x96, 0xa2, 'H', 'R', 2, 18, 0, 0, 0x81, 0xa8, 'p', 'r', 'o', 'g', 'r', 'e', 's', 's', 4}));
+  ASSERT_FALSE(decoded.ok());
+  EXPECT_EQ(decoded.status().code(), Code::kUnsupported);
+}
+
+TEST(Codec, RefusesLengthsBeyondTheBytesThatArrived) {
+  // An array that claims 2^32 - 1 items; nested, so that each level would reserve room.
+  std::vector<std::byte> bytes;
+  for (int i = 0; i < 8; ++i) {
+    for (const int value : {0xdd, 0xff, 0xff, 0xff, 0xff}) bytes.push_back(static_cast<std::byte>(value));
+  }
+  EXPECT_EQ(decode(bytes).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(decode_entries(bytes).status().code(), Code::kInvalidArgument);
+}
+
+TEST(Codec, RefusesManifestEntriesThatDoNotFit) {
+  const std::vector<std::pair<ManifestEntry, std::string>> cases{
+      {{"x", Dtype::kBF16, {4}, Box{{2}, {5}}}, "does not lie in shape"},
+      {{"x", Dtype::kBF16, {INT64_MAX, 2}, Box{{0, 0}, {1, 1}}}, "no whole number of bytes"},
+      {{"x", Dtype::kBF16, {-1}, Box{{0}, {0}}}, "no whole number of bytes"},
+      {{"x", Dtype::kF4, {3}, Box{{0}, {1}}}, "no whole number of bytes"},
+      {{std::string(limits::kNameBytesMax + 1, 'n'), Dtype::kU8, {1}, Box{{0}, {1}}}, "the limit is"},
+      {{"x", Dtype::kU8, Shape(limits::kDimsMax + 1, 1), Box{}}, "the limit is"},
+  };
+  for (const auto& [entry, reason] : cases) {
+    const auto decoded = decode_entries(encode_entries(std::vector{entry}));
+    ASSERT_FALSE(decoded.ok()) << reason;
+    EXPECT_NE(decoded.status().message().find(reason), std::string::npos) << decoded.status().message();
+  }
+}
+
+TEST(Codec, SurvivesAThousandSeededMutationsOfEveryMessage) {
+  std::mt19937 random(20261129);
+  std::vector<Body> bodies{Hello{},  Welcome{}, Open{},     Manifest{},    Accept{},      Reject{},
+                           Bucket{}, End{},     Prepared{}, ErrorReport{}, StatusReply{}, FingerprintReply{}};
+  std::get<Accept>(bodies[4]).wanted.resize(4);
+  std::get<Bucket>(bodies[6]).extents.resize(4);
+  std::get<End>(bodies[7]).fingerprints.resize(4);
+  std::size_t refused = 0;
+  for (const Body& body : bodies) {
+    const auto original = encode(message_of(body));
+    for (int i = 0; i < 1000; ++i) {
+      auto bytes = original;
+      const auto flips = 1 + random() % 3;
+      for (std::size_t f = 0; f < flips; ++f) bytes[random() % bytes.size()] ^= static_cast<std::byte>(1U << (random() % 8));
+      if (random() % 4 == 0) bytes.resize(random() % bytes.size());
+      const auto decoded = decode(bytes);
+      if (!decoded.ok()) {
+        ++refused;
+        EXPECT_FALSE(decoded.status().message().empty());
+      }
+    }
+  }
+  EXPECT_GT(refused, 6000U);
+}
+
+TEST(Codec, GivesEveryMessageANameAndDistinctKeys) {
+  std::set<std::string_view> names;
+  for (const auto& [type, keys] : all_message_keys()) {
+    EXPECT_TRUE(names.insert(message_name(type)).second);
+    EXPECT_EQ(std::set<std::string>(keys.begin(), keys.end()).size(), keys.size()) << message_name(type);
+  }
+  EXPECT_EQ(names.size(), std::variant_size_v<Body>);
+}
+
+}  // namespace
+}  // namespace headrace::wire

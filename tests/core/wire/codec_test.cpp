@@ -48,7 +48,7 @@ TEST(Codec, BringsBackEveryFieldOfABucket) {
 TEST(Codec, BringsBackWantedBoxesAndReceipts) {
   Accept accept;
   accept.wanted.resize(3);
-  accept.wanted[1] = Wanted{{8, 128}, {Box{{0, 0}, {8, 128}}}};
+  accept.wanted[1] = Wanted{false, {8, 128}, {Box{{0, 0}, {8, 128}}}};
   const auto decoded = decode(encode(message_of(accept)));
   ASSERT_TRUE(decoded.ok()) << decoded.status().to_string();
   const auto& got = std::get<Accept>(decoded.value().body);

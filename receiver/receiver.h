@@ -1,0 +1,101 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/weight_version.h"
+#include "core/device/device.h"
+#include "core/wire/messages.h"
+#include "receiver/guard_page.h"
+#include "receiver/models/family.h"
+#include "receiver/session_table.h"
+#include "receiver/storage_table.h"
+
+namespace headrace {
+
+/// What an engine tells the receiver, and what it is asked to do. All are optional; they are called on the receiver's apply thread, never
+/// under a lock, and must return in bounded time. An exception from one is a failure of the session with its text.
+struct EngineHooks {
+  /// Before OPEN is answered: ok attests that no forward pass runs and none will start until the guard opens. Missing: the caller promises
+  /// it.
+  std::function<Status()> quiescent;
+  /// Where every storage lies now. Missing: where the table says.
+  std::function<std::vector<StorageLocation>()> locate;
+  /// After the last byte and its proof, before PREPARED: refresh what is derived from the weights, in place.
+  std::function<Status()> derive;
+  /// After COMMIT: invalidate caches. A failure closes the guard.
+  std::function<Status()> committed;
+};
+
+struct ReceiverOptions {
+  std::string job;
+  std::string engine = "engine-0";
+  std::uint32_t rank = 0;
+  std::uint32_t ranks = 1;                               // of this engine
+  std::string endpoint;                                  // empty: ipc in the run directory; or "tcp://127.0.0.1:PORT"
+  std::vector<std::string> data_paths{"shm", "inline"};  // in order of preference
+  std::uint32_t threads = 1;                             // that copy and fingerprint
+  std::uint32_t credits = 2;                             // buckets on the way per sender
+  std::int64_t bucket_bytes_max = 0;                     // 0: the limit
+  std::int64_t deadline_ms = 0;                          // without progress; 0: the default
+  std::int64_t inline_bytes_max = 0;                     // 0: the limit
+  /// Checkpoint names that an update need not bring: fnmatch patterns. Printed at start, reported in ACCEPT.
+  std::vector<std::string> optional_names;
+};
+
+/// One tensor for the plain call: its checkpoint name and packed row-major bytes.
+struct NamedView {
+  std::string_view name;
+  Dtype dtype = Dtype::kU8;
+  std::span<const std::int64_t> shape;
+  std::span<const std::byte> bytes;
+};
+
+/// What an engine does between updates that concerns its weights.
+enum class EngineEvent : std::uint8_t { kSleep, kDiscard, kExpertRebalance, kLoraLoad, kForeignReload, kRecapture };
+
+/// A rank's end of an update: takes buckets from senders and writes them into live storage, in place and proven. One progress thread owns
+/// the session; the public calls may come from any one thread at a time.
+class Receiver {
+ public:
+  /// Writes the layout's constants, claims the place in the run directory and starts listening. `table` is sealed and lists the storages of
+  /// `layout` under its names; `device` and the memory outlive the receiver. kFailedPrecondition: somebody else serves this rank;
+  /// kInvalidArgument: table and layout do not fit, with every difference.
+  static Result<std::unique_ptr<Receiver>> start(ReceiverOptions options, ModelLayout layout, const StorageTable& table, Device& device,
+                                                 EngineHooks hooks = {});
+  /// Stops listening; senders of an open session see a lost peer.
+  ~Receiver();
+  Receiver(const Receiver&) = delete;
+  Receiver& operator=(const Receiver&) = delete;
+
+  const std::string& endpoint() const noexcept;
+  wire::StatusReply status() const;
+
+  // The plain call, for engines that hand over named tensors themselves. Same index, runs and executor; every call is checked before its
+  // own first byte.
+
+  /// kFailedPrecondition while a session is open.
+  Status begin(const WeightVersion& version);
+  /// Writes these tensors; returns when their bytes are in place and may be reused. After an error in the second or a later call the state
+  /// is torn.
+  Status load(std::span<const NamedView> tensors);
+  /// Checks coverage and fingerprints against what load() was given, runs the hooks, publishes the version.
+  Result<wire::Receipt> finish();
+  Status abort(const std::string& reason);
+
+  /// Tells of an event outside any update; an open session is ended as the state table says.
+  Status notify(EngineEvent event);
+
+ private:
+  class Impl;
+  explicit Receiver(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace headrace

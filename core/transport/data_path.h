@@ -30,7 +30,7 @@ class DataSource {
   /// Memory for one staging buffer or one registered source, touched once. It lives until release() or the destruction of this object.
   virtual Result<MemoryId> allocate(std::size_t bytes) = 0;
   /// Takes over memory that the caller made (a memfd, sealed against shrinking by us if it is not). kUnsupported where a path has no such
-  /// memory.
+  /// memory. bytes() of it may only be read, unless the device of this source allocated it.
   virtual Result<MemoryId> adopt(UniqueFd descriptor, std::size_t bytes) = 0;
   virtual std::span<std::byte> bytes(MemoryId memory) const = 0;
   /// What a receiver needs before it can read this memory; -1 when nothing needs to be sent beforehand. Still owned by this object.

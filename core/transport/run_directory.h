@@ -16,7 +16,7 @@ namespace headrace {
 class EndpointClaim {
  public:
   EndpointClaim(EndpointClaim&&) noexcept = default;
-  EndpointClaim& operator=(EndpointClaim&&) noexcept = default;
+  EndpointClaim& operator=(EndpointClaim&& other) noexcept;
   ~EndpointClaim();
 
   /// "ipc://DIR/ENGINE-RANK.ipc".
@@ -27,7 +27,7 @@ class EndpointClaim {
  private:
   friend class RunDirectory;
   EndpointClaim(UniqueFd lock, std::filesystem::path stem) : lock_(std::move(lock)), stem_(std::move(stem)) {}
-  UniqueFd lock_;  // flock; the kernel lets go of it when the process dies
+  UniqueFd lock_;  // an open-file-description lock; the kernel lets go of it when the process dies
   std::filesystem::path stem_;
 };
 

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <memory>
+
+#include "core/transport/data_path.h"
+
+namespace headrace {
+
+std::unique_ptr<DataSource> make_inline_source(Device& device);
+std::unique_ptr<DataSink> make_inline_sink();
+
+}  // namespace headrace

@@ -1,7 +1,7 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -14,6 +14,10 @@ namespace headrace {
 /// source and destination offsets advance by constant steps. One thread. No two copies between flushes may write the same byte.
 class ExpertRuns {
  public:
+  ExpertRuns() = default;
+  ExpertRuns(ExpertRuns&&) = default;
+  ExpertRuns& operator=(ExpertRuns&&) = default;
+
   /// `key` names the (parameter, shard); `job` has no more than kCopyDimsMax - 1 dimensions, otherwise it stays a run of its own.
   void add(std::uint32_t key, const CopyJob& job);
   /// Appends the joined nests to `out` and forgets them. The end of a call or a bucket.
@@ -25,11 +29,15 @@ class ExpertRuns {
 
  private:
   struct Open {
-    std::vector<CopyJob> jobs;
-    bool used = false;
+    std::vector<CopyJob> jobs;  // keeps its memory from bucket to bucket; the first `used` are this bucket's
+    std::size_t used = 0;
+    bool sorted = true;
   };
-  std::unordered_map<std::uint32_t, Open> open_;
-  std::vector<std::uint32_t> order_;  // keys in the order of their first copy since the last flush
+  void join(const std::vector<CopyJob>& jobs, std::vector<CopyJob>& out) const;
+
+  std::unordered_map<std::uint32_t, Open> open_;  // its elements stay where they are
+  std::vector<Open*> order_;                      // in the order of their first copy since the last flush
+  std::vector<std::uint32_t> by_destination_;     // scratch of flush()
   std::uint64_t experts_ = 0;
   std::uint64_t runs_ = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -55,12 +56,17 @@ class StorageTable {
   std::span<const Storage> all() const noexcept { return storages_; }
   /// Sum of bytes, aliases counted once.
   std::int64_t total_bytes() const noexcept;
-  /// kFailedPrecondition names every storage that moved or changed its size, with both addresses.
+  /// `present` says where every storage lies now. kFailedPrecondition names each that moved, changed its size or is not reported, with both
+  /// addresses.
   Status check_identity(std::span<const StorageLocation> present) const;
 
  private:
+  Status check_alias(const Storage& storage) const;
+  Status check_overlap(const Storage& storage) const;
+
   std::vector<Storage> storages_;
   std::unordered_map<std::string, std::uint32_t> by_name_;
+  std::map<std::uintptr_t, std::uint32_t> by_address_;  // first byte; no aliases, so no two overlap
   Digest digest_;
   bool sealed_ = false;
 };

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/base/digest.h"
@@ -30,31 +32,43 @@ struct Resolution {
 class WeightIndex {
  public:
   explicit WeightIndex(ModelLayout layout);
+  WeightIndex(WeightIndex&&) = default;
+  WeightIndex& operator=(WeightIndex&&) = default;
 
   /// Agrees with the engine's own linear scan on every name. Expert names of the plain form cost two small look-ups, all others one exact
-  /// look-up, and only what neither knows goes through the full scan.
+  /// look-up, and only what neither knows goes through the full scan. A name that the engine would take as a stacked parameter already
+  /// put together ("…gate_up_proj.weight") is kUnknown: it is no tensor of a checkpoint, and its bytes are those of the parts.
   Resolution resolve(std::string_view name) const;
   const TensorRule& rule(std::uint32_t index) const { return *rules_[index]; }
   std::size_t rule_count() const noexcept { return rules_.size(); }
   const ModelLayout& layout() const noexcept { return layout_; }
 
-  /// Every checkpoint name that this rank needs (local experts only), with its rule: the coverage of an update. Order: named rules, then
-  /// experts.
+  /// Every checkpoint name of these scopes that this rank needs (local experts only, optional rules left out), with its rule: the coverage
+  /// of an update. Order: named rules, then experts.
   struct Needed {
     std::string name;
     std::uint32_t rule = 0;
     std::int32_t expert = -1;
   };
   std::vector<Needed> needed(std::span<const std::string> scopes) const;
-  /// The nearest known names to one that is unknown, best first, for error messages.
+  /// The nearest known names to one that is unknown, best first, for error messages. Nearest by the length of the common beginning and
+  /// end; time does not grow with the length of `name`.
   std::vector<std::string> nearest(std::string_view name, std::size_t count) const;
 
  private:
-  ModelLayout layout_;
+  /// Rules of one expert prefix: suffix and rule.
+  using SuffixRules = std::vector<std::pair<std::string_view, std::uint32_t>>;
+
+  std::optional<Resolution> resolve_expert(std::string_view name) const;
+  Resolution resolve_scan(std::string_view name) const;
+  Resolution placed(std::uint32_t rule, std::int32_t expert) const;
+
+  ModelLayout layout_;                    // the views below point into it
   std::vector<const TensorRule*> rules_;  // named rules, then expert rules
   std::unordered_map<std::string_view, std::uint32_t> named_;
-  std::unordered_map<std::string_view, std::vector<std::pair<std::string_view, std::uint32_t>>> experts_;  // by prefix, then suffix
+  std::unordered_map<std::string_view, SuffixRules> experts_;  // by prefix
   std::unordered_map<std::string, std::vector<std::uint32_t>> by_param_;
+  std::size_t name_bytes_max_ = 0;  // of any name that named_ or experts_ can know
 };
 
 }  // namespace headrace

@@ -1,0 +1,57 @@
+#include "receiver/models/family.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+
+#include "receiver/models/deepseek_v4_config.h"
+
+namespace headrace {
+namespace {
+
+constexpr std::int32_t kRanksMax = 65536;
+
+/// "ep4" -> 4 for the prefix "ep"; nullopt for anything but the prefix and a canonical number.
+std::optional<std::int32_t> degree(std::string_view part, std::string_view prefix) {
+  if (!part.starts_with(prefix)) return std::nullopt;
+  part.remove_prefix(prefix.size());
+  std::int32_t value = 0;
+  const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
+  if (error != std::errc() || end != part.data() + part.size() || part.front() == '0' || value < 1 || value > kRanksMax)
+    return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+std::string ParallelLayout::to_string() const {
+  if (ep == 1) return fmt::format("tp{}", tp);
+  return tp == 1 ? fmt::format("ep{}", ep) : fmt::format("tp{},ep{}", tp, ep);
+}
+
+Result<ParallelLayout> parse_layout(std::string_view text) {
+  const std::size_t comma = text.find(',');
+  const std::string_view first = text.substr(0, comma);
+  const auto tp = degree(first, "tp");
+  if (comma == std::string_view::npos) {
+    if (tp) return ParallelLayout{.tp = *tp, .ep = 1};
+    if (const auto ep = degree(first, "ep")) return ParallelLayout{.tp = 1, .ep = *ep};
+  } else if (const auto ep = degree(text.substr(comma + 1), "ep"); tp && ep) {
+    return ParallelLayout{.tp = *tp, .ep = *ep};
+  }
+  return Status(Code::kInvalidArgument,
+                fmt::format("layout \"{}\" not understood: expected tpN, epN or tpN,epN with N from 1 to {}", text, kRanksMax));
+}
+
+Result<ModelLayout> build_model(const ModelRequest& request, const JsonValue* config, std::span<const CheckpointTensor> tensors) {
+  std::string family = request.family;
+  if (family == "auto") family = config != nullptr && is_deepseek_v4(model_type_of(*config)) ? "deepseek_v4" : "dense";
+  if (family == "dense") return build_dense(request, tensors);
+  if (family != "deepseek_v4") {
+    return Status(Code::kUnsupported, fmt::format("family {} not built: expected auto, deepseek_v4 or dense", request.family));
+  }
+  if (config == nullptr) return Status(Code::kInvalidArgument, "family deepseek_v4 not built: there is no config.json");
+  return build_deepseek_v4(request, *config);
+}
+
+}  // namespace headrace

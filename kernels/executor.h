@@ -48,8 +48,21 @@ class HostExecutor {
   CopyStats run(std::span<const CopyJob> jobs);
 
  private:
+  /// What one thread does at a time: some whole jobs, or some parts of one.
+  struct Work {
+    std::size_t first = 0;  // job
+    std::size_t last = 0;   // one past the last job
+    std::int64_t begin = 0;
+    std::int64_t end = 1;
+    std::int64_t parts = 1;  // of the one job when it is cut
+  };
+
+  void cut(std::span<const CopyJob> jobs, std::int64_t work_bytes);
+  void execute(std::span<const CopyJob> jobs, const Work& work) const noexcept;
+
   WorkerPool* pool_;
   std::int64_t streaming_bytes_min_;
+  std::vector<Work> works_;  // kept from call to call for its memory
 };
 
 }  // namespace headrace

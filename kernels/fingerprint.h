@@ -12,6 +12,9 @@
 namespace headrace {
 
 /// Names a logical checkpoint tensor inside the fingerprint: a hash of canonical name, dtype and shape (docs/protocol.md).
+/// With splitmix(x) of fingerprint_table.h and absorb(h, v) = splitmix(h ^ v), from h = 0 it absorbs in this order: the name's length in
+/// bytes; the name in words of 8 bytes, little-endian, the last one filled up with zeros; the dtype's wire number; the number of
+/// dimensions; each dimension, outermost first.
 struct TensorKey {
   std::uint64_t value = 0;
   bool operator==(const TensorKey&) const = default;
@@ -20,7 +23,10 @@ TensorKey tensor_key(std::string_view name, Dtype dtype, std::span<const std::in
 
 // For byte b at offset o of the tensor's row-major bytes, lane j in {0, 1}:
 //   F_j += b * 256^(o mod 4) * K[(o/4) mod 1024 + 16*j] * kappa_j(key, o/4096)   (mod 2^64)
-// Any cut at any byte, in any order, on any thread, adds up.
+//   kappa_j(key, block) = splitmix(splitmix(splitmix(key) ^ block) ^ j) | 1
+// K and splitmix: fingerprint_table.h. Zero bytes add nothing. Any cut at any byte, in any order, on any thread, adds up.
+// A change inside one 4-byte word is never missed, one inside a block of 4 KiB with probability 2^-64 at most, one over many blocks with
+// about 2^-54. That is meant for faults, not for attackers.
 
 /// The share of `bytes`, which stand at `offset` of the tensor.
 FingerprintSum fingerprint(TensorKey key, std::uint64_t offset, std::span<const std::byte> bytes) noexcept;

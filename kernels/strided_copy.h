@@ -39,7 +39,8 @@ struct StridedCopy {
   std::uint8_t dim_count = 0;
   std::int8_t indexed_dim = -1;  // which dimension goes through `slots`; -1 for none
   std::array<CopyDim, kCopyDimsMax> dims{};
-  SlotTable slots;
+  SlotTable slots;              // at least dims[indexed_dim].count entries, none negative
+  bool indexed_source = false;  // the table steps the source side instead: what inverse() makes of an indexed destination
 
   /// Builds a nest from the outermost dimension inwards. Precondition: at most kCopyDimsMax.
   static StridedCopy make(std::int64_t src_offset, std::int64_t dst_offset, std::int64_t run_bytes, std::span<const CopyDim> dims);
@@ -73,8 +74,7 @@ std::int64_t repeats(const StridedCopy& copy) noexcept;
 StridedCopy repeat(const StridedCopy& copy, std::int64_t r);
 
 /// The nest that reads where `copy` writes and the other way round, each repeat (source stride 0) reduced to its first copy.
-/// An indexed dimension keeps its table and moves to the source side, which `gather` kernels (fingerprint) understand; the executor does
-/// not.
+/// An indexed dimension keeps its table and moves to the source side (`indexed_source`).
 StridedCopy inverse(const StridedCopy& copy);
 
 /// The same bytes moved with as few dimensions and as long runs as possible. Order of writes is not kept.
@@ -85,12 +85,15 @@ StridedCopy coalesce(const StridedCopy& copy);
 Result<StridedCopy> compose(const StridedCopy& first, const StridedCopy& second);
 
 /// Where a box may be cut, per tensor dimension, in elements: cut coordinates must be multiples of the granule or the end of the tensor.
-/// `copy` reads the packed tensor `source`.
+/// `copy` reads the packed tensor `source`. A dimension that the nest does not walk in equal steps has its whole size as granule.
+/// kInvalidArgument for a tensor without elements or a nest that reads beyond it.
 Result<std::vector<std::int64_t>> granule(const StridedCopy& copy, const TensorGeometry& source);
 
 /// The part of `copy` whose source bytes lie in `box`, reading from memory where element (i0, i1, ...) of the box, counted from box.lo,
 /// stands at src_offset + sum_j i_j * src_strides[j] bytes. kInvalidArgument when the box is not cut at the granule, or when the innermost
-/// source stride would break a run (a run needs elements that lie next to each other).
+/// source stride would break a run (a run needs elements that lie next to each other). A box that holds nothing of what `copy` reads gives
+/// a nest of no bytes (run_bytes 0), which executor and fingerprint pass over; an empty box is kInvalidArgument. kUnsupported when the part
+/// needs more than kCopyDimsMax dimensions.
 Result<StridedCopy> slice(const StridedCopy& copy, const TensorGeometry& source, const Box& box, std::int64_t src_offset,
                           std::span<const std::int64_t> src_strides);
 

@@ -1,0 +1,325 @@
+#include "kernels/host_kernels.h"
+
+#include <algorithm>
+#include <cstring>
+
+// Highway compiles the part between HWY_BEFORE_NAMESPACE and HWY_AFTER_NAMESPACE once per instruction set.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/host_kernels.cpp"
+#include <hwy/foreach_target.h>
+// After foreach_target.h:
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace headrace {
+namespace HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// A run shorter than this is mostly head and tail, which a streaming store cannot take.
+constexpr std::int64_t kStreamedRunMin = 512;
+
+std::uint8_t* raw(std::byte* p) {
+  return reinterpret_cast<std::uint8_t*>(p);
+}
+const std::uint8_t* raw(const std::byte* p) {
+  return reinterpret_cast<const std::uint8_t*>(p);
+}
+
+/// Bytes from p to the next multiple of 64.
+std::int64_t to_line(const void* p) {
+  return static_cast<std::int64_t>((64 - (reinterpret_cast<std::uintptr_t>(p) & 63)) & 63);
+}
+
+void stream_run(const std::byte* src, std::byte* dst, std::int64_t run) {
+  const hn::ScalableTag<std::uint8_t> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const std::int64_t head = to_line(dst);
+  std::memcpy(dst, src, static_cast<std::size_t>(head));
+  std::int64_t at = head;
+  for (; at + 4 * lanes <= run; at += 4 * lanes) {
+    const auto a = hn::LoadU(d, raw(src + at));
+    const auto b = hn::LoadU(d, raw(src + at + lanes));
+    const auto c = hn::LoadU(d, raw(src + at + 2 * lanes));
+    const auto e = hn::LoadU(d, raw(src + at + 3 * lanes));
+    hn::Stream(a, d, raw(dst + at));
+    hn::Stream(b, d, raw(dst + at + lanes));
+    hn::Stream(c, d, raw(dst + at + 2 * lanes));
+    hn::Stream(e, d, raw(dst + at + 3 * lanes));
+  }
+  std::memcpy(dst + at, src + at, static_cast<std::size_t>(run - at));
+}
+
+template <std::size_t kRun>
+void copy_short_rows(const std::byte* src, std::byte* dst, std::int64_t rows, std::int64_t src_stride, std::int64_t dst_stride) {
+  for (std::int64_t i = 0; i < rows; ++i) std::memcpy(dst + i * dst_stride, src + i * src_stride, kRun);
+}
+
+void CopyRows(const std::byte* src, std::byte* dst, std::int64_t rows, std::int64_t src_stride, std::int64_t dst_stride, std::int64_t run,
+              Stores stores) {
+  switch (run) {
+    case 1: return copy_short_rows<1>(src, dst, rows, src_stride, dst_stride);
+    case 2: return copy_short_rows<2>(src, dst, rows, src_stride, dst_stride);
+    case 4: return copy_short_rows<4>(src, dst, rows, src_stride, dst_stride);
+    case 8: return copy_short_rows<8>(src, dst, rows, src_stride, dst_stride);
+    case 16: return copy_short_rows<16>(src, dst, rows, src_stride, dst_stride);
+    case 32: return copy_short_rows<32>(src, dst, rows, src_stride, dst_stride);
+    case 64: return copy_short_rows<64>(src, dst, rows, src_stride, dst_stride);
+    default: break;
+  }
+  const bool stream = stores == Stores::kStream && run >= kStreamedRunMin;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    if (stream) {
+      stream_run(src + i * src_stride, dst + i * dst_stride, run);
+    } else {
+      std::memcpy(dst + i * dst_stride, src + i * src_stride, static_cast<std::size_t>(run));
+    }
+  }
+}
+
+void transpose_scalar(const std::byte* src, std::byte* dst, const WordTile& tile) {
+  for (std::int64_t c = 0; c < tile.columns; ++c) {
+    std::byte* to = dst + tile.column_offsets[c];
+    for (std::int64_t r = 0; r < tile.rows; ++r) std::memcpy(to + 4 * r, src + tile.row_offsets[r] + 4 * c, 4);
+  }
+}
+
+#if HWY_TARGET != HWY_SCALAR
+
+#if HWY_HAVE_SCALABLE
+constexpr std::int64_t kWideLanes = 4;
+#else
+constexpr std::int64_t kWideLanes = static_cast<std::int64_t>(hn::MaxLanes(hn::CappedTag<std::uint32_t, 16>()));
+#endif
+
+/// Four words of rows r, r + 4, r + 8, ..., one row to each block of 16 bytes.
+template <std::size_t kLanes>
+hn::VFromD<hn::FixedTag<std::uint32_t, kLanes>> load_rows(const std::byte* src, const std::int64_t* rows) {
+  const hn::FixedTag<std::uint32_t, kLanes> d;
+  if constexpr (kLanes == 4) {
+    return hn::LoadU(d, reinterpret_cast<const std::uint32_t*>(src + rows[0]));
+  } else {
+    return hn::Combine(d, load_rows<kLanes / 2>(src, rows + kLanes / 2), load_rows<kLanes / 2>(src, rows));
+  }
+}
+
+/// kLanes rows by 4 columns. Each block of 16 bytes is transposed by itself, which leaves kLanes rows of one column side by side.
+template <std::size_t kLanes>
+void transpose_block(const std::byte* src, const std::int64_t* rows, std::byte* dst, const std::int64_t* columns, bool stream) {
+  const hn::FixedTag<std::uint32_t, kLanes> d;
+  const hn::Repartition<std::uint64_t, decltype(d)> d64;
+  const auto r0 = load_rows<kLanes>(src, rows);
+  const auto r1 = load_rows<kLanes>(src, rows + 1);
+  const auto r2 = load_rows<kLanes>(src, rows + 2);
+  const auto r3 = load_rows<kLanes>(src, rows + 3);
+  const auto lo01 = hn::BitCast(d64, hn::InterleaveLower(d, r0, r1));
+  const auto lo23 = hn::BitCast(d64, hn::InterleaveLower(d, r2, r3));
+  const auto hi01 = hn::BitCast(d64, hn::InterleaveUpper(d, r0, r1));
+  const auto hi23 = hn::BitCast(d64, hn::InterleaveUpper(d, r2, r3));
+  const auto put = [&](auto column, std::byte* to) HWY_ATTR {
+    if (stream) {
+      hn::Stream(hn::BitCast(d, column), d, reinterpret_cast<std::uint32_t*>(to));
+    } else {
+      hn::StoreU(hn::BitCast(d, column), d, reinterpret_cast<std::uint32_t*>(to));
+    }
+  };
+  put(hn::InterleaveLower(d64, lo01, lo23), dst + columns[0]);
+  put(hn::InterleaveUpper(d64, lo01, lo23), dst + columns[1]);
+  put(hn::InterleaveLower(d64, hi01, hi23), dst + columns[2]);
+  put(hn::InterleaveUpper(d64, hi01, hi23), dst + columns[3]);
+}
+
+/// A last block that would reach over the edge is moved back over its neighbour: the same words are written once more.
+template <std::size_t kLanes>
+void transpose_blocks(const std::byte* src, std::byte* dst, const WordTile& tile, bool stream) {
+  constexpr auto kStep = static_cast<std::int64_t>(kLanes);
+  for (std::int64_t c = 0; c < tile.columns; c += 4) {
+    const std::int64_t column = std::min(c, tile.columns - 4);
+    for (std::int64_t r = 0; r < tile.rows; r += kStep) {
+      const std::int64_t row = std::min(r, tile.rows - kStep);
+      transpose_block<kLanes>(src + 4 * column, tile.row_offsets + row, dst + 4 * row, tile.column_offsets + column, stream);
+    }
+  }
+}
+
+void TransposeWords(const std::byte* src, std::byte* dst, const WordTile& tile, Stores stores) {
+  const bool stream = stores == Stores::kStream && tile.aligned;
+  if (tile.columns < 4 || tile.rows < 4) return transpose_scalar(src, dst, tile);
+  if constexpr (kWideLanes >= 16) {
+    if (tile.rows >= 16) return transpose_blocks<16>(src, dst, tile, stream);
+  }
+  if constexpr (kWideLanes >= 8) {
+    if (tile.rows >= 8) return transpose_blocks<8>(src, dst, tile, stream);
+  }
+  transpose_blocks<4>(src, dst, tile, stream);
+}
+
+#else
+
+void TransposeWords(const std::byte* src, std::byte* dst, const WordTile& tile, Stores) {
+  transpose_scalar(src, dst, tile);
+}
+
+#endif
+
+void FillBytes(std::byte* dst, std::int64_t bytes, std::uint32_t pattern, Stores stores) {
+  std::int64_t at = 0;
+  const auto byte_at = [&](std::int64_t i) {
+    return static_cast<std::byte>(pattern >> (8 * (reinterpret_cast<std::uintptr_t>(dst + i) & 3)));
+  };
+  const std::int64_t head = std::min(bytes, to_line(dst));
+  for (; at < head; ++at) dst[at] = byte_at(at);
+  const hn::ScalableTag<std::uint32_t> d;
+  const auto step = static_cast<std::int64_t>(4 * hn::Lanes(d));
+  const auto value = hn::Set(d, pattern);
+  for (; at + step <= bytes; at += step) {
+    auto* to = reinterpret_cast<std::uint32_t*>(dst + at);
+    if (stores == Stores::kStream) {
+      hn::Stream(value, d, to);
+    } else {
+      hn::StoreU(value, d, to);
+    }
+  }
+  for (; at < bytes; ++at) dst[at] = byte_at(at);
+}
+
+struct Lanes {
+  std::uint64_t sum0 = 0;
+  std::uint64_t sum1 = 0;
+};
+
+/// Adds word * K of the words at `src`; `table` points at the first word's constant.
+template <bool kCopy>
+void sum_words(const std::byte* src, std::byte* to, const std::uint32_t* table, std::size_t words, Lanes& sums) {
+  std::size_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::ScalableTag<std::uint32_t> d;
+  const hn::RepartitionToWide<decltype(d)> d64;
+  const std::size_t lanes = hn::Lanes(d);
+  auto even0 = hn::Zero(d64);
+  auto even1 = hn::Zero(d64);
+  auto odd0 = hn::Zero(d64);
+  auto odd1 = hn::Zero(d64);
+  const auto upper = [&](auto v) HWY_ATTR { return hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(d64, v))); };
+  for (; i + lanes <= words; i += lanes) {
+    const auto word = hn::LoadU(d, reinterpret_cast<const std::uint32_t*>(src + 4 * i));
+    const auto k0 = hn::LoadU(d, table + i);
+    const auto k1 = hn::LoadU(d, table + i + kFingerprintLaneShift);
+    if constexpr (kCopy) hn::StoreU(word, d, reinterpret_cast<std::uint32_t*>(to + 4 * i));
+    const auto word_odd = upper(word);
+    even0 = hn::Add(even0, hn::MulEven(word, k0));
+    even1 = hn::Add(even1, hn::MulEven(word, k1));
+    odd0 = hn::Add(odd0, hn::MulEven(word_odd, upper(k0)));
+    odd1 = hn::Add(odd1, hn::MulEven(word_odd, upper(k1)));
+  }
+  sums.sum0 += hn::GetLane(hn::SumOfLanes(d64, hn::Add(even0, odd0)));
+  sums.sum1 += hn::GetLane(hn::SumOfLanes(d64, hn::Add(even1, odd1)));
+#endif
+  for (; i < words; ++i) {
+    std::uint32_t word;
+    std::memcpy(&word, src + 4 * i, 4);
+    if constexpr (kCopy) std::memcpy(to + 4 * i, &word, 4);
+    sums.sum0 += std::uint64_t{word} * table[i];
+    sums.sum1 += std::uint64_t{word} * table[i + kFingerprintLaneShift];
+  }
+}
+
+/// Up to 3 bytes that do not fill a word. They never cross a block.
+void sum_part(const std::byte* src, std::size_t at, std::size_t bytes, Lanes& sums) {
+  std::uint32_t word = 0;
+  for (std::size_t i = 0; i < bytes; ++i) word |= std::uint32_t{static_cast<std::uint8_t>(src[i])} << (8 * ((at + i) % 4));
+  const std::uint32_t* table = kFingerprintTable.data() + at / 4;
+  sums.sum0 += std::uint64_t{word} * table[0];
+  sums.sum1 += std::uint64_t{word} * table[kFingerprintLaneShift];
+}
+
+/// Bytes of one block, from byte `at` of it.
+Lanes sum_in_block(const std::byte* src, std::byte* to, std::size_t at, std::size_t bytes) {
+  Lanes sums;
+  const std::size_t head = std::min(bytes, (4 - at % 4) % 4);
+  const std::size_t words = (bytes - head) / 4;
+  const std::size_t tail = bytes - head - 4 * words;
+  if (head > 0) sum_part(src, at, head, sums);
+  const std::uint32_t* table = kFingerprintTable.data() + (at + head) / 4;
+  if (to == nullptr) {
+    sum_words<false>(src + head, nullptr, table, words, sums);
+  } else {
+    std::memcpy(to, src, head);
+    sum_words<true>(src + head, to + head, table, words, sums);
+    std::memcpy(to + head + 4 * words, src + head + 4 * words, tail);
+  }
+  if (tail > 0) sum_part(src + head + 4 * words, at + head + 4 * words, tail, sums);
+  return sums;
+}
+
+FingerprintSum SumBytes(BlockFactors& factors, std::uint64_t offset, const std::byte* src, std::size_t bytes, std::byte* copy_to) {
+  FingerprintSum total;
+  while (bytes > 0) {
+    const std::size_t at = offset % kFingerprintBlockBytes;
+    const std::size_t here = std::min<std::size_t>(bytes, kFingerprintBlockBytes - at);
+    const Lanes sums = sum_in_block(src, copy_to, at, here);
+    const auto& kappa = factors.of(offset / kFingerprintBlockBytes);
+    total.lanes[0] += sums.sum0 * kappa[0];
+    total.lanes[1] += sums.sum1 * kappa[1];
+    src += here;
+    if (copy_to != nullptr) copy_to += here;
+    offset += here;
+    bytes -= here;
+  }
+  return total;
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace headrace
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace headrace {
+
+HWY_EXPORT(CopyRows);
+HWY_EXPORT(TransposeWords);
+HWY_EXPORT(FillBytes);
+HWY_EXPORT(SumBytes);
+
+void copy_rows(const std::byte* src, std::byte* dst, std::int64_t rows, std::int64_t src_stride, std::int64_t dst_stride, std::int64_t run,
+               Stores stores) noexcept {
+  HWY_DYNAMIC_DISPATCH(CopyRows)(src, dst, rows, src_stride, dst_stride, run, stores);
+}
+
+void transpose_words(const std::byte* src, std::byte* dst, const WordTile& tile, Stores stores) noexcept {
+  HWY_DYNAMIC_DISPATCH(TransposeWords)(src, dst, tile, stores);
+}
+
+void fill_bytes(std::byte* dst, std::int64_t bytes, std::uint32_t pattern, Stores stores) noexcept {
+  HWY_DYNAMIC_DISPATCH(FillBytes)(dst, bytes, pattern, stores);
+}
+
+void stream_fence() noexcept {
+  hwy::FlushStream();
+}
+
+FingerprintSum sum_bytes(BlockFactors& factors, std::uint64_t offset, const std::byte* src, std::size_t bytes,
+                         std::byte* copy_to) noexcept {
+  return HWY_DYNAMIC_DISPATCH(SumBytes)(factors, offset, src, bytes, copy_to);
+}
+
+std::vector<std::string> simd_targets() {
+  std::vector<std::string> names;
+  for (std::int64_t bits = hwy::SupportedTargets() & HWY_TARGETS; bits != 0; bits &= bits - 1)
+    names.emplace_back(hwy::TargetName(bits & -bits));
+  return names;
+}
+
+void force_simd_target(const std::string& name) {
+  hwy::SetSupportedTargetsForTest(0);
+  for (std::int64_t bits = hwy::SupportedTargets() & HWY_TARGETS; bits != 0; bits &= bits - 1) {
+    if (name == hwy::TargetName(bits & -bits)) hwy::SetSupportedTargetsForTest(bits & -bits);
+  }
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+}  // namespace headrace
+#endif

@@ -43,6 +43,7 @@ struct Transition {
   Answer answer = Answer::kRefuse;
   SessionState next = SessionState::kIdle;
   bool forget_version = false;  // what is served is no longer known to be whole: version none, guard closed
+  bool back = false;            // `next` is what the state was before OPEN: idle, torn or in doubt
 };
 
 /// Total: every pair has an entry.

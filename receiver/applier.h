@@ -1,0 +1,80 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/fingerprint_sum.h"
+#include "core/base/worker_pool.h"
+#include "core/device/device.h"
+#include "core/wire/messages.h"
+#include "kernels/executor.h"
+#include "receiver/expert_runs.h"
+#include "receiver/sync_plan.h"
+
+namespace headrace {
+
+/// What a bucket's execution did.
+struct ApplyStats {
+  CopyStats copies;
+  std::uint64_t runs = 0;
+  std::uint64_t run_experts = 0;
+};
+
+/// What the senders say a tensor's bytes sum to, in the order of SyncPlan::tensors().
+using ExpectedSums = std::vector<FingerprintSum>;
+
+struct ProofOutcome {
+  std::uint64_t compared = 0;  // values, each repeat and replica by itself
+  std::vector<wire::Failure> differences;
+  std::uint64_t differences_total = 0;
+};
+
+/// Does the work on live storage, in order, on one stream. Calls return at once; `done` runs on the stream's thread after the work, with
+/// everything the work wrote visible. Called by the progress thread only.
+class Applier {
+ public:
+  /// `device` outlives the applier. `threads` copy and sum.
+  static Result<std::unique_ptr<Applier>> create(Device& device, std::uint32_t threads);
+  /// Waits for what is enqueued: work on live storage cannot be abandoned half way.
+  ~Applier();
+  Applier(const Applier&) = delete;
+  Applier& operator=(const Applier&) = delete;
+
+  /// Joins the jobs into runs and executes them in one batch.
+  Status apply_async(std::vector<SyncPlan::KeyedJob> jobs, std::function<void(const ApplyStats&)> done);
+  /// Reads every tensor of the plan back through its placements and compares it with `expected`.
+  Status prove_async(std::shared_ptr<const SyncPlan> plan, ExpectedSums expected, std::function<void(ProofOutcome)> done);
+  /// Any other work that must be ordered with the above: hooks, inspection.
+  Status run_async(std::function<void()> work);
+
+  /// Rises while work goes on, so that waiting peers see progress. Any thread.
+  std::uint64_t progress() const noexcept { return progress_.load(std::memory_order_relaxed); }
+
+ private:
+  Applier(std::uint32_t threads) : pool_(threads), executor_(pool_) {}
+  ProofOutcome prove(const SyncPlan& plan, const ExpectedSums& expected);
+
+  std::atomic<std::uint64_t> progress_{0};
+  WorkerPool pool_;             // used on the stream's thread
+  HostExecutor executor_;       // used on the stream's thread
+  ExpertRuns runs_;             // used on the stream's thread
+  std::vector<CopyJob> batch_;  // used on the stream's thread; kept for its room
+  std::unique_ptr<Stream> stream_;
+};
+
+/// One tensor as it lies in live storage: the sum of its first copy over all its boxes, and whether all other copies (repeats, replicas)
+/// are equal to it.
+struct LiveFingerprint {
+  FingerprintSum sum;
+  std::uint64_t copies = 0;
+  bool equal = true;
+};
+LiveFingerprint live_fingerprint(const TensorRule& rule, const PlanGeometry& geometry, std::span<const std::int32_t> slots, TensorKey key,
+                                 const Box& box);
+
+}  // namespace headrace

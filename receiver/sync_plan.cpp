@@ -1,0 +1,353 @@
+#include "receiver/sync_plan.h"
+
+#include <fmt/format.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <numeric>
+#include <unordered_set>
+
+#include "core/wire/limits.h"
+
+namespace headrace {
+namespace {
+
+/// Keys of expert runs are one per (rule, placement); no family has more placements of one tensor than this.
+constexpr std::uint32_t kPlacementsMax = 8;
+
+Status at_rule(const TensorRule& rule, const Status& status) {
+  return Status(status.code(), fmt::format("parameter {} {}: {}", rule.param, rule.shard, status.message()));
+}
+
+/// The destination of a placement must lie in its storage at the first slot and at the last.
+Status check_placement(const Placement& placement, const StridedCopy& packed, const TensorGeometry& source, std::int64_t slots,
+                       std::int64_t storage_bytes) {
+  const std::int64_t box_bytes = placement.box.elements() * source.elem_bytes;
+  const std::int64_t last = (slots - 1) * placement.slot_stride;
+  HEADRACE_RETURN_IF_ERROR(validate(packed, box_bytes, storage_bytes - last));
+  const std::int64_t covered = packed.src_bytes();
+  if (covered != box_bytes)
+    return Status(Code::kInvalidArgument, fmt::format("the nest reads {} bytes of a box of {}", covered, box_bytes));
+  return ok_status();
+}
+
+Result<RuleGeometry> geometry_of(const TensorRule& rule, const ModelLayout& layout, std::span<const std::int64_t> storage_bytes) {
+  RuleGeometry geometry;
+  geometry.source = TensorGeometry{rule.shape, dtype_bytes(rule.dtypes.front())};
+  geometry.granule.assign(rule.shape.size(), 1);
+  if (rule.placements.size() > kPlacementsMax) return Status(Code::kInternal, fmt::format("{} placements", rule.placements.size()));
+  for (const Placement& placement : rule.placements) {
+    Result<std::vector<std::int64_t>> cut = granule(placement.copy, geometry.source);
+    if (!cut.ok()) return cut.status();
+    for (std::size_t d = 0; d < cut.value().size(); ++d) geometry.granule[d] = std::lcm(geometry.granule[d], cut.value()[d]);
+    const Shape box_shape = placement.box.shape();
+    Result<StridedCopy> packed =
+        slice(placement.copy, geometry.source, placement.box, 0, packed_strides(box_shape, geometry.source.elem_bytes));
+    if (!packed.ok()) return packed.status();
+    const std::int64_t slots = placement.slot_stride != 0 ? layout.experts.local_slots() : 1;
+    HEADRACE_RETURN_IF_ERROR(check_placement(placement, packed.value(), geometry.source, slots, storage_bytes[placement.storage]));
+    geometry.packed.push_back(std::move(packed).value());
+    if (std::find(geometry.boxes.begin(), geometry.boxes.end(), placement.box) != geometry.boxes.end()) continue;
+    for (const Box& box : geometry.boxes) {
+      if (!intersect(box, placement.box).empty()) {
+        return Status(Code::kInternal,
+                      fmt::format("placements {} and {} overlap without being equal", to_string(box), to_string(placement.box)));
+      }
+    }
+    geometry.boxes.push_back(placement.box);
+    geometry.wanted_bytes += placement.box.elements() * geometry.source.elem_bytes;
+  }
+  return geometry;
+}
+
+}  // namespace
+
+Result<PlanGeometry> PlanGeometry::build(const WeightIndex& index, const StorageTable& table) {
+  PlanGeometry result;
+  std::vector<std::int64_t> bytes;
+  const ModelLayout& layout = index.layout();
+  for (const StorageSpec& spec : layout.storages) {
+    const Storage* storage = table.find(spec.name);
+    if (storage == nullptr) return Status(Code::kInvalidArgument, fmt::format("the table has no storage {}", spec.name));
+    if (storage->bytes != spec.bytes) {
+      return Status(Code::kInvalidArgument, fmt::format("storage {}: {} bytes, the layout has {}", spec.name, storage->bytes, spec.bytes));
+    }
+    result.storages_.push_back(storage->address);
+    bytes.push_back(storage->bytes);
+  }
+  for (std::uint32_t i = 0; i < index.rule_count(); ++i) {
+    const TensorRule& rule = index.rule(i);
+    Result<RuleGeometry> geometry = geometry_of(rule, layout, bytes);
+    if (!geometry.ok()) return at_rule(rule, geometry.status());
+    result.rules_.push_back(std::move(geometry).value());
+  }
+  return result;
+}
+
+/// Resolves the parts entry by entry, then tensor by tensor.
+class PlanCompiler {
+ public:
+  PlanCompiler(const WeightIndex& index, const PlanGeometry& geometry, const PlanOptions& options)
+      : index_(index), geometry_(geometry), options_(options) {}
+
+  SyncPlan::Outcome compile(const Digest& table, std::vector<SenderPart> parts) {
+    plan_.index_ = &index_;
+    plan_.geometry_ = &geometry_;
+    plan_.key_ = SyncPlan::key_of(index_, table, parts, options_);
+    plan_.parts_ = std::move(parts);
+    resolve_entries();
+    for (PlanTensor& tensor : plan_.tensors_) divide(tensor);
+    find_missing();
+    SyncPlan::Outcome outcome;
+    outcome.defects_total = defects_total_;
+    outcome.defects = std::move(defects_);
+    if (defects_total_ == 0) outcome.plan = std::make_shared<const SyncPlan>(std::move(plan_));
+    return outcome;
+  }
+
+ private:
+  wire::Failure* defect(Code code, std::string name, std::string message) {
+    ++defects_total_;
+    if (defects_.size() >= limits::kDefectsMax) return nullptr;
+    wire::Failure failure = wire::make_failure(Status(code, std::move(message)), "manifest");
+    failure.name = std::move(name);
+    defects_.push_back(std::move(failure));
+    return &defects_.back();
+  }
+
+  void resolve_entries() {
+    std::size_t total = 0;
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> unknown;
+    plan_.entries_.resize(plan_.parts_.size());
+    for (std::uint32_t s = 0; s < plan_.parts_.size(); ++s) {
+      const auto& entries = plan_.parts_[s].entries;
+      plan_.entries_[s].resize(entries.size());
+      total += entries.size();
+      for (std::uint32_t e = 0; e < entries.size(); ++e) {
+        const Resolution resolution = index_.resolve(entries[e].name);
+        switch (resolution.kind) {
+          case Resolution::Kind::kUnknown: unknown.emplace_back(s, e); break;
+          case Resolution::Kind::kDropped: plan_.entries_[s][e].ignored = true; break;
+          case Resolution::Kind::kNotLocal:
+          case Resolution::Kind::kPlaced: place(s, e, resolution); break;
+        }
+      }
+    }
+    if (!unknown.empty() && unknown.size() == total) {
+      const std::string& name = plan_.parts_[unknown[0].first].entries[unknown[0].second].name;
+      defect(Code::kInvalidArgument, name, fmt::format("0 of {} names matched; nearest to the first: {}", total, nearest(name)));
+      return;
+    }
+    for (const auto& [s, e] : unknown) {
+      const std::string& name = plan_.parts_[s].entries[e].name;
+      if (defects_.size() >= limits::kDefectsMax) {
+        ++defects_total_;
+        continue;
+      }
+      defect(Code::kInvalidArgument, name, fmt::format("{}: unknown name; nearest: {}", name, nearest(name)))->sender =
+          plan_.parts_[s].sender;
+    }
+  }
+
+  std::string nearest(const std::string& name) const { return fmt::format("{}", fmt::join(index_.nearest(name, 3), ", ")); }
+
+  void place(std::uint32_t s, std::uint32_t e, const Resolution& resolution) {
+    const wire::ManifestEntry& entry = plan_.parts_[s].entries[e];
+    const TensorRule& rule = index_.rule(resolution.rule);
+    if (!agrees(entry, rule, plan_.parts_[s].sender)) return;
+    if (resolution.kind == Resolution::Kind::kNotLocal || rule.placements.empty() || entry.box.empty()) {
+      present_.insert(entry.name);
+      return;
+    }
+    const auto [found, added] = by_name_.try_emplace(entry.name, static_cast<std::int32_t>(plan_.tensors_.size()));
+    if (added) {
+      plan_.tensors_.push_back(
+          {resolution.rule, resolution.expert, resolution.slots, tensor_key(entry.name, entry.dtype, entry.shape), {}});
+    } else if (const auto& [s0, e0] = plan_.tensors_[static_cast<std::size_t>(found->second)].entries.front();
+               plan_.entry(s0, e0).dtype != entry.dtype) {
+      defect(Code::kInvalidArgument, entry.name,
+             fmt::format("{}: {} from sender {}, {} from sender {}", entry.name, dtype_name(plan_.entry(s0, e0).dtype),
+                         plan_.parts_[s0].sender, dtype_name(entry.dtype), plan_.parts_[s].sender));
+      return;
+    }
+    plan_.tensors_[static_cast<std::size_t>(found->second)].entries.emplace_back(s, e);
+    plan_.entries_[s][e].tensor = found->second;
+  }
+
+  bool agrees(const wire::ManifestEntry& entry, const TensorRule& rule, const std::string& sender) {
+    const auto say = [&](std::string what, std::string expected, std::string actual) {
+      if (auto* failure =
+              defect(Code::kInvalidArgument, entry.name, fmt::format("{}: {} {}, table has {}", entry.name, what, actual, expected))) {
+        failure->sender = sender;
+        failure->expected = std::move(expected);
+        failure->actual = std::move(actual);
+      }
+      return false;
+    };
+    if (entry.shape != rule.shape) return say("shape", to_string(rule.shape), to_string(entry.shape));
+    if (std::find(rule.dtypes.begin(), rule.dtypes.end(), entry.dtype) == rule.dtypes.end()) {
+      return say("dtype", std::string(dtype_name(rule.dtypes.front())), std::string(dtype_name(entry.dtype)));
+    }
+    if (!rule.placements.empty() && std::find(options_.scopes.begin(), options_.scopes.end(), rule.scope) == options_.scopes.end()) {
+      return say("scope", fmt::format("{}", fmt::join(options_.scopes, ",")), rule.scope);
+    }
+    return true;
+  }
+
+  /// Settles who brings which part of a tensor, and that the parts make up exactly what is wanted.
+  void divide(PlanTensor& tensor) {
+    const RuleGeometry& geometry = geometry_.of(tensor.rule);
+    settle_overlaps(tensor);
+    std::int64_t covered = 0;
+    for (const auto& [s, e] : tensor.entries) {
+      const wire::ManifestEntry& entry = plan_.entry(s, e);
+      PlanEntry& planned = plan_.entries_[s][e];
+      for (const Box& box : geometry.boxes) {
+        Box part = intersect(box, entry.box);
+        if (part.empty()) continue;
+        if (!cut_at_granule(part, geometry)) {
+          defect(Code::kInvalidArgument, entry.name,
+                 fmt::format("{}: box {} of sender {} is not cut at multiples of {}", entry.name, to_string(entry.box),
+                             plan_.parts_[s].sender, to_string(geometry.granule)));
+          return;
+        }
+        covered += part.elements();
+        planned.wanted.push_back(std::move(part));
+      }
+      if (planned.wanted.empty()) planned.tensor = -1;
+    }
+    const std::int64_t wanted = geometry.wanted_bytes / geometry.source.elem_bytes;
+    if (covered != wanted) {
+      const auto& [s, e] = tensor.entries.front();
+      const std::string& name = plan_.entry(s, e).name;
+      defect(Code::kInvalidArgument, name,
+             fmt::format("{}: the senders bring {} of {} elements that this rank needs", name, covered, wanted));
+    }
+  }
+
+  static bool cut_at_granule(const Box& box, const RuleGeometry& geometry) {
+    for (std::size_t d = 0; d < box.rank(); ++d) {
+      const std::int64_t g = geometry.granule[d];
+      if (box.lo[d] % g != 0 || (box.hi[d] % g != 0 && box.hi[d] != geometry.source.shape[d])) return false;
+    }
+    return true;
+  }
+
+  void settle_overlaps(PlanTensor& tensor) {
+    if (tensor.entries.size() < 2) return;
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> owners;
+    for (const auto& [s, e] : tensor.entries) {
+      const wire::ManifestEntry& entry = plan_.entry(s, e);
+      bool owned_before = false;
+      for (const auto& [s0, e0] : owners) {
+        const wire::ManifestEntry& other = plan_.entry(s0, e0);
+        if (intersect(entry.box, other.box).empty()) continue;
+        if (options_.overlap == wire::OverlapRule::kFirstSenderOwns && s0 != s && entry.box == other.box) {
+          owned_before = true;
+          break;
+        }
+        defect(Code::kInvalidArgument, entry.name,
+               fmt::format("{}: box {} of sender {} and box {} of sender {} overlap", entry.name, to_string(other.box),
+                           plan_.parts_[s0].sender, to_string(entry.box), plan_.parts_[s].sender));
+        owned_before = true;
+        break;
+      }
+      if (owned_before) {
+        plan_.entries_[s][e].tensor = -1;
+      } else {
+        owners.emplace_back(s, e);
+      }
+    }
+    tensor.entries = std::move(owners);
+  }
+
+  void find_missing() {
+    // One line says it all when nothing matched.
+    if (plan_.tensors_.empty() && present_.empty() && defects_total_ > 0) return;
+    for (const WeightIndex::Needed& needed : index_.needed(options_.scopes)) {
+      if (by_name_.contains(needed.name) || present_.contains(needed.name)) continue;
+      const TensorRule& rule = index_.rule(needed.rule);
+      if (rule.optional || rule.placements.empty() || geometry_.of(needed.rule).wanted_bytes == 0 || is_optional(needed.name)) continue;
+      defect(Code::kInvalidArgument, needed.name, fmt::format("{}: no sender brings it", needed.name));
+    }
+  }
+
+  bool is_optional(const std::string& name) const {
+    return std::any_of(options_.optional_names.begin(), options_.optional_names.end(),
+                       [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
+  }
+
+  const WeightIndex& index_;
+  const PlanGeometry& geometry_;
+  const PlanOptions& options_;
+  SyncPlan plan_;
+  std::unordered_map<std::string_view, std::int32_t> by_name_;
+  std::unordered_set<std::string_view> present_;  // known names of which nothing is wanted here
+  std::vector<wire::Failure> defects_;
+  std::uint64_t defects_total_ = 0;
+};
+
+SyncPlan::Outcome SyncPlan::compile(const WeightIndex& index, const PlanGeometry& geometry, const Digest& table,
+                                    std::vector<SenderPart> parts, const PlanOptions& options) {
+  return PlanCompiler(index, geometry, options).compile(table, std::move(parts));
+}
+
+Digest SyncPlan::key_of(const WeightIndex& index, const Digest& table, std::span<const SenderPart> parts, const PlanOptions& options) {
+  Hasher hasher;
+  hasher.bytes(std::as_bytes(std::span(table.bytes)));
+  const Digest experts = index.layout().experts.digest();
+  hasher.bytes(std::as_bytes(std::span(experts.bytes)));
+  hasher.number(static_cast<std::uint64_t>(options.overlap)).number(options.scopes.size());
+  for (const std::string& scope : options.scopes) hasher.text(scope);
+  hasher.number(options.optional_names.size());
+  for (const std::string& name : options.optional_names) hasher.text(name);
+  hasher.number(parts.size());
+  for (const SenderPart& part : parts) hasher.text(part.sender).bytes(std::as_bytes(std::span(part.digest.bytes)));
+  return hasher.finish();
+}
+
+wire::Accept SyncPlan::accept_for(std::uint32_t sender) const {
+  wire::Accept accept;
+  accept.digest = parts_.at(sender).digest;
+  accept.plan_key = key_;
+  accept.wanted.resize(entries_[sender].size());
+  for (std::size_t e = 0; e < accept.wanted.size(); ++e) {
+    const PlanEntry& entry = entries_[sender][e];
+    accept.wanted[e].ignored = entry.ignored;
+    if (entry.ignored) ++accept.ignored;
+    if (entry.tensor < 0) continue;
+    accept.wanted[e].granule = geometry_->of(tensors_[static_cast<std::size_t>(entry.tensor)].rule).granule;
+    accept.wanted[e].boxes = entry.wanted;
+  }
+  return accept;
+}
+
+Status SyncPlan::append_jobs(const PlanTensor& tensor, const Box& box, const std::byte* source, std::span<const std::int64_t> strides,
+                             std::vector<KeyedJob>& jobs) const {
+  const TensorRule& rule = index_->rule(tensor.rule);
+  const RuleGeometry& geometry = geometry_->of(tensor.rule);
+  const std::size_t before = jobs.size();
+  for (std::uint32_t p = 0; p < rule.placements.size(); ++p) {
+    const Placement& placement = rule.placements[p];
+    if (!placement.box.contains(box)) continue;
+    StridedCopy copy;
+    if (strides.empty() && box == placement.box) {
+      copy = geometry.packed[p];
+    } else {
+      const auto packed = strides.empty() ? packed_strides(box.shape(), geometry.source.elem_bytes)
+                                          : std::vector<std::int64_t>(strides.begin(), strides.end());
+      Result<StridedCopy> cut = slice(placement.copy, geometry.source, box, 0, packed);
+      if (!cut.ok()) return cut.status();
+      copy = std::move(cut).value();
+    }
+    const std::int64_t slot_0 = copy.dst_offset;
+    for (const std::int32_t slot : tensor.slots) {
+      copy.dst_offset = slot_0 + slot * placement.slot_stride;
+      jobs.push_back({tensor.rule * kPlacementsMax + p, CopyJob{copy, source, geometry_->storage(placement.storage), 0}});
+    }
+  }
+  if (jobs.size() == before) return Status(Code::kInvalidArgument, fmt::format("box {} lies in no wanted region", to_string(box)));
+  return ok_status();
+}
+
+}  // namespace headrace

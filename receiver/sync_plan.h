@@ -1,0 +1,119 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/base/digest.h"
+#include "core/wire/messages.h"
+#include "kernels/executor.h"
+#include "kernels/fingerprint.h"
+#include "receiver/storage_table.h"
+#include "receiver/weight_index.h"
+
+namespace headrace {
+
+/// One sender's share of an update.
+struct SenderPart {
+  std::string sender;
+  Digest digest;  // of the exact manifest bytes
+  std::vector<wire::ManifestEntry> entries;
+};
+
+struct PlanOptions {
+  std::vector<std::string> scopes;
+  wire::OverlapRule overlap = wire::OverlapRule::kRefuse;
+  std::vector<std::string> optional_names;  // fnmatch patterns
+};
+
+/// What happens to one entry of one sender on this rank.
+struct PlanEntry {
+  std::int32_t tensor = -1;  // index into SyncPlan::tensors(); -1: nothing is wanted of it
+  bool ignored = false;      // the engine drops the name
+  std::vector<Box> wanted;   // disjoint, in coordinates of the tensor
+};
+
+/// One checkpoint tensor with bytes for this rank, whoever brings them.
+struct PlanTensor {
+  std::uint32_t rule = 0;
+  std::int32_t expert = -1;
+  std::span<const std::int32_t> slots;
+  TensorKey key;
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> entries;  // (sender, entry) that bring it
+};
+
+/// The nests of a rule, cut once for the whole of what a rank wants, and where boxes may be cut. Precomputed for each rule of an index.
+struct RuleGeometry {
+  TensorGeometry source;
+  std::vector<std::int64_t> granule;
+  std::vector<Box> boxes;           // distinct boxes of the placements, disjoint
+  std::vector<StridedCopy> packed;  // per placement: from the packed box to slot 0
+  std::int64_t wanted_bytes = 0;
+};
+
+/// The geometry of every rule. kInvalidArgument names rules whose nests, boxes or storages do not fit. Immutable; any thread.
+class PlanGeometry {
+ public:
+  static Result<PlanGeometry> build(const WeightIndex& index, const StorageTable& table);
+  const RuleGeometry& of(std::uint32_t rule) const { return rules_[rule]; }
+  /// Address of a layout's storage.
+  std::byte* storage(std::uint32_t index) const { return storages_[index]; }
+
+ private:
+  std::vector<RuleGeometry> rules_;
+  std::vector<std::byte*> storages_;
+};
+
+/// Everything that is known about an update before its first byte: all senders' manifests resolved against index and table. Immutable and
+/// pure.
+class SyncPlan {
+ public:
+  /// The plan, or every defect of the manifests together.
+  struct Outcome {
+    std::shared_ptr<const SyncPlan> plan;  // shared: kept for the next update while an apply in flight still uses it; null with defects
+    std::vector<wire::Failure> defects;    // at most limits::kDefectsMax of them
+    std::uint64_t defects_total = 0;
+  };
+  /// `index` and `geometry` outlive the plan.
+  static Outcome compile(const WeightIndex& index, const PlanGeometry& geometry, const Digest& table, std::vector<SenderPart> parts,
+                         const PlanOptions& options);
+  /// The hash that names a plan: of senders, manifest digests, table, expert map, scopes and overlap rule.
+  static Digest key_of(const WeightIndex& index, const Digest& table, std::span<const SenderPart> parts, const PlanOptions& options);
+
+  const Digest& key() const noexcept { return key_; }
+  std::span<const SenderPart> parts() const noexcept { return parts_; }
+  std::span<const PlanEntry> entries(std::uint32_t sender) const { return entries_.at(sender); }
+  std::span<const PlanTensor> tensors() const noexcept { return tensors_; }
+  /// The answer to one sender.
+  wire::Accept accept_for(std::uint32_t sender) const;
+  const wire::ManifestEntry& entry(std::uint32_t sender, std::uint32_t index) const { return parts_[sender].entries[index]; }
+  const WeightIndex& index() const noexcept { return *index_; }
+  const PlanGeometry& geometry() const noexcept { return *geometry_; }
+
+  /// One nest and the (parameter, shard) that it belongs to.
+  struct KeyedJob {
+    std::uint32_t key = 0;
+    CopyJob job;
+  };
+  /// Appends the nests that bring `box` of a tensor from `source` (its element box.lo at byte 0, `strides` bytes or packed when empty) to
+  /// all its places. kInvalidArgument when the box is not cut at the granule or lies in no placement as a whole.
+  Status append_jobs(const PlanTensor& tensor, const Box& box, const std::byte* source, std::span<const std::int64_t> strides,
+                     std::vector<KeyedJob>& jobs) const;
+
+ private:
+  friend class PlanCompiler;
+  SyncPlan() = default;
+
+  const WeightIndex* index_ = nullptr;
+  const PlanGeometry* geometry_ = nullptr;
+  Digest key_;
+  std::vector<SenderPart> parts_;
+  std::vector<std::vector<PlanEntry>> entries_;
+  std::vector<PlanTensor> tensors_;
+};
+
+}  // namespace headrace

@@ -6,9 +6,9 @@
 namespace headrace {
 namespace {
 
-/// The same loops over the same memory, wherever they start.
+/// The same loops, wherever they start.
 bool joinable(const CopyJob& a, const CopyJob& b) {
-  return a.src == b.src && a.dst == b.dst && a.constant == b.constant && a.copy.run_bytes == b.copy.run_bytes &&
+  return (a.src == nullptr) == (b.src == nullptr) && a.constant == b.constant && a.copy.run_bytes == b.copy.run_bytes &&
          a.copy.dim_count == b.copy.dim_count && a.copy.indexed_dim == b.copy.indexed_dim &&
          a.copy.indexed_source == b.copy.indexed_source &&
          std::equal(a.copy.dims.begin(), a.copy.dims.begin() + a.copy.dim_count, b.copy.dims.begin()) &&
@@ -21,8 +21,14 @@ struct Step {
   bool operator==(const Step&) const = default;
 };
 
+std::int64_t address(const std::byte* base, std::int64_t offset) {
+  return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(base)) + offset;
+}
+
+/// Between first bytes: callers may give each tensor a base of its own. Joined nests touch exactly the bytes of their parts.
 Step step_between(const CopyJob& a, const CopyJob& b) {
-  return {b.copy.src_offset - a.copy.src_offset, b.copy.dst_offset - a.copy.dst_offset};
+  return {address(b.src, b.copy.src_offset) - address(a.src, a.copy.src_offset),
+          address(b.dst, b.copy.dst_offset) - address(a.dst, a.copy.dst_offset)};
 }
 
 /// A source that goes backwards would need a negative stride, which nests do not have; a step of 0 is a repeat (one expert, two slots).
@@ -42,8 +48,7 @@ CopyJob with_outer(const CopyJob& first, std::int64_t count, Step step) {
 }
 
 bool before(const CopyJob& a, const CopyJob& b) {
-  if (a.dst != b.dst) return std::less<>()(a.dst, b.dst);
-  return a.copy.dst_offset < b.copy.dst_offset;
+  return address(a.dst, a.copy.dst_offset) < address(b.dst, b.copy.dst_offset);
 }
 
 }  // namespace

@@ -11,7 +11,8 @@ namespace headrace {
 
 /// Turns copies of single experts into few nests with one more dimension. Copies are collected per key, one key per (parameter, shard), so
 /// that senders may emit w1, w2, w3 of an expert before the next and experts in any order; flush() joins those with equal nests whose
-/// source and destination offsets advance by constant steps. One thread. No two copies between flushes may write the same byte.
+/// source and destination addresses advance by constant steps, the source never backwards. One thread. No two copies between flushes may
+/// write the same byte.
 class ExpertRuns {
  public:
   ExpertRuns() = default;

@@ -188,7 +188,7 @@ class LayoutBuilder {
     const std::string attn = fmt::format("layers.{}.attn.", l);
     if (holds(c_.kv_sources, l)) {
       compressor(attn + "compressor", c_.head_dim, c_.head_dim, c_.compress_ratios[static_cast<std::size_t>(l)] > 1);
-      tensor(attn + "indexer.wk.weight", Dtype::kBF16, {c_.index_dim, c_.hidden});
+      tensor(attn + "indexer.wk.weight", Dtype::kBF16, {c_.index_dim, c_.head_dim});
       tensor(attn + "indexer.k_norm.weight", Dtype::kBF16, {c_.index_dim});
     }
     if (holds(c_.index_sources, l)) indexer_query(attn + "indexer");

@@ -1,6 +1,9 @@
 #include "core/checkpoint/json.h"
 
 #include <fcntl.h>
+// Without its throwing conversions: every result of the parser is asked for its error.
+#define SIMDJSON_EXCEPTIONS 0
+
 #include <fmt/format.h>
 #include <simdjson.h>
 #include <sys/stat.h>

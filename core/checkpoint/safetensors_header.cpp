@@ -1,3 +1,6 @@
+// Without its throwing conversions: every result of the parser is asked for its error.
+#define SIMDJSON_EXCEPTIONS 0
+
 #include <fmt/format.h>
 #include <simdjson.h>
 
@@ -325,7 +328,12 @@ bool HeaderReader::read_ignored(ondemand::value value, int depth) {
       const auto error = value.get_bool().get(flag);
       return error == simdjson::SUCCESS || fatal(error);
     }
-    case ondemand::json_type::null: return value.is_null() || fatal("a word that is no JSON");
+    case ondemand::json_type::null: {
+      bool null = false;
+      const auto error = value.is_null().get(null);
+      if (error) return fatal(error);
+      return null || fatal("a word that is no JSON");
+    }
   }
   return fatal("a value of unknown type");
 }

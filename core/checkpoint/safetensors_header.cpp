@@ -22,18 +22,20 @@ constexpr std::string_view kMetadataKey = "__metadata__";
 constexpr int kDepthMax = 127;  // containers within containers, the bound of the reference's JSON library
 constexpr std::size_t kDefectsListed = 16;
 
-/// A name as it may stand in a message: on one line and short.
+/// A name as it may stand in a message: on one line, short and still valid UTF-8.
 std::string shown(std::string_view name) {
   constexpr std::size_t kShown = 200;
+  std::size_t end = std::min(name.size(), kShown);
+  while (end < name.size() && end > 0 && (static_cast<unsigned char>(name[end]) & 0xC0) == 0x80) --end;
   std::string text = "\"";
-  for (const char c : name.substr(0, kShown)) {
+  for (const char c : name.substr(0, end)) {
     if (static_cast<unsigned char>(c) < 0x20) {
       text += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
     } else {
       text += c;
     }
   }
-  return text + (name.size() > kShown ? "…\"" : "\"");
+  return text + (name.size() > end ? "…\"" : "\"");
 }
 
 bool has_control_character(std::string_view text) {
@@ -97,6 +99,7 @@ class HeaderReader {
   bool read_tensor(std::string_view name, ondemand::value value);
   bool read_tensor_object(Entry& entry, ondemand::object object, bool& whole);
   bool read_tensor_array(Entry& entry, ondemand::array array, bool& whole);
+  bool read_dtype(const Entry& entry, ondemand::value value, std::string_view& text);
   bool read_part(int part, Entry& entry, ondemand::value value, bool& whole);
   bool read_integers(std::string_view name, std::string_view what, ondemand::value value, std::vector<std::uint64_t>& out, bool& whole);
   bool read_ignored(ondemand::value value, int depth);
@@ -240,10 +243,32 @@ bool HeaderReader::read_tensor_array(Entry& entry, ondemand::array array, bool& 
   return part == 3 || fatal(fmt::format("tensor {}: an array of {} parts, expected three", shown(entry.name), part));
 }
 
+/// A string, or for the reference also an object with the dtype as its only key and null as the value.
+bool HeaderReader::read_dtype(const Entry& entry, ondemand::value value, std::string_view& text) {
+  ondemand::json_type type;
+  if (const auto error = value.type().get(type)) return fatal(error);
+  if (type == ondemand::json_type::string) {
+    if (const auto error = value.get_string().get(text)) return fatal(error);
+    return true;
+  }
+  ondemand::object object;
+  if (value.get_object().get(object)) return fatal(fmt::format("tensor {}: dtype is no string", shown(entry.name)));
+  if (strict_) tensor_defect(entry.name, "dtype is no string");
+  int members = 0;
+  for (auto result : object) {
+    ondemand::field field;
+    if (const auto error = std::move(result).get(field)) return fatal(error);
+    bool null = false;
+    if (!read_key(field, text) || field.value().is_null().get(null)) null = false;
+    if (!null || ++members > 1) return fatal(fmt::format("tensor {}: dtype is no string", shown(entry.name)));
+  }
+  return members == 1 || fatal(fmt::format("tensor {}: dtype is no string", shown(entry.name)));
+}
+
 bool HeaderReader::read_part(int part, Entry& entry, ondemand::value value, bool& whole) {
   if (part == 0) {
     std::string_view text;
-    if (value.get_string().get(text)) return fatal(fmt::format("tensor {}: dtype is no string", shown(entry.name)));
+    if (!read_dtype(entry, value, text)) return false;
     if (const auto dtype = parse_dtype(text)) {
       entry.dtype = *dtype;
     } else {

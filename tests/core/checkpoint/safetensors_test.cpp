@@ -70,6 +70,7 @@ std::vector<Case> accepted_by_reference_only() {
       {"extra field", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":[1,-2.5e3,{"y":null,"z":[true,false,""]}]}})", 1},
       {"extra field 127 levels down", nested(125), 1},
       {"tensor as array", R"({"a":["I32",[2,2],[0,16]]})", 16},
+      {"dtype as the only key of an object", R"({"a":{"dtype":{"U8":null},"shape":[1],"data_offsets":[0,1]}})", 1},
       {"zero before an enormous dimension", R"({"a":{"dtype":"U8","shape":[0,18446744073709551615,2],"data_offsets":[0,0]}})", 0},
       {"leading whitespace", " \n\t\r{" + kPlain + "}", 16},
       {"NUL in a name", R"({"\u0000":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1},
@@ -126,6 +127,9 @@ std::vector<Case> rejected_json() {
       {"lower-case dtype", R"({"a":{"dtype":"i32","shape":[1],"data_offsets":[0,4]}})", 4},
       {"F128", R"({"a":{"dtype":"F128","shape":[1],"data_offsets":[0,16]}})", 16},
       {"C128", R"({"a":{"dtype":"C128","shape":[1],"data_offsets":[0,16]}})", 16},
+      {"dtype an object of two keys", R"({"a":{"dtype":{"U8":null,"I8":null},"shape":[1],"data_offsets":[0,1]}})", 1},
+      {"dtype an object without null", R"({"a":{"dtype":{"U8":1},"shape":[1],"data_offsets":[0,1]}})", 1},
+      {"dtype an empty object", R"({"a":{"dtype":{},"shape":[1],"data_offsets":[0,1]}})", 1},
       {"not closed", "{" + kPlain, 16},
   };
 }
@@ -231,6 +235,14 @@ TEST(SafetensorsHeader, RefusesNamesOverTheLimit) {
   const Case c{"", "{\"" + std::string(kSafetensorsNameBytesMax + 1, 'n') + R"(":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1};
   EXPECT_FALSE(parse(c, ParseMode::kStrict).ok());
   EXPECT_FALSE(parse(c, ParseMode::kReference).ok());
+}
+
+TEST(SafetensorsHeader, CutsLongNamesInMessagesBetweenCharacters) {
+  std::string name = "x";
+  for (int i = 0; i < 300; ++i) name += "ż";
+  const Case c{"", "{\"" + name + R"(":{"dtype":"none","shape":[1],"data_offsets":[0,1]}})", 1};
+  const std::string message = parse(c, ParseMode::kStrict).status().message();
+  EXPECT_NE(message.find("ż…\": dtype \"none\" is unknown"), std::string::npos) << message;
 }
 
 TEST(SafetensorsFile, OpensAndFindsTensors) {

@@ -1,7 +1,9 @@
 #include "kernels/host_kernels.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <type_traits>
 
 // Highway compiles the part between HWY_BEFORE_NAMESPACE and HWY_AFTER_NAMESPACE once per instruction set.
 #undef HWY_TARGET_INCLUDE
@@ -144,16 +146,74 @@ void transpose_blocks(const std::byte* src, std::byte* dst, const WordTile& tile
   }
 }
 
+/// The blocks of a vector go to consecutive columns 0, 4, 8, ... of `columns`.
+template <std::size_t kLanes>
+void store_columns(hn::VFromD<hn::FixedTag<std::uint32_t, kLanes>> blocks, std::byte* dst, const std::int64_t* columns) {
+  const hn::FixedTag<std::uint32_t, kLanes> d;
+  if constexpr (kLanes == 4) {
+    hn::StoreU(blocks, d, reinterpret_cast<std::uint32_t*>(dst + columns[0]));
+  } else {
+    const hn::Half<decltype(d)> half;
+    store_columns<kLanes / 2>(hn::LowerHalf(half, blocks), dst, columns);
+    store_columns<kLanes / 2>(hn::UpperHalf(half, blocks), dst, columns + kLanes / 2);
+  }
+}
+
+/// 4 rows by kLanes columns: the mirror image, for sources whose rows stand so far apart that each line should be read only once.
+template <std::size_t kLanes>
+void transpose_strip(const std::byte* src, const std::int64_t* rows, std::byte* dst, const std::int64_t* columns) {
+  const hn::FixedTag<std::uint32_t, kLanes> d;
+  const hn::Repartition<std::uint64_t, decltype(d)> d64;
+  const auto load = [&](std::int64_t row) HWY_ATTR { return hn::LoadU(d, reinterpret_cast<const std::uint32_t*>(src + row)); };
+  const auto r0 = load(rows[0]);
+  const auto r1 = load(rows[1]);
+  const auto r2 = load(rows[2]);
+  const auto r3 = load(rows[3]);
+  const auto lo01 = hn::BitCast(d64, hn::InterleaveLower(d, r0, r1));
+  const auto lo23 = hn::BitCast(d64, hn::InterleaveLower(d, r2, r3));
+  const auto hi01 = hn::BitCast(d64, hn::InterleaveUpper(d, r0, r1));
+  const auto hi23 = hn::BitCast(d64, hn::InterleaveUpper(d, r2, r3));
+  store_columns<kLanes>(hn::BitCast(d, hn::InterleaveLower(d64, lo01, lo23)), dst, columns);
+  store_columns<kLanes>(hn::BitCast(d, hn::InterleaveUpper(d64, lo01, lo23)), dst, columns + 1);
+  store_columns<kLanes>(hn::BitCast(d, hn::InterleaveLower(d64, hi01, hi23)), dst, columns + 2);
+  store_columns<kLanes>(hn::BitCast(d, hn::InterleaveUpper(d64, hi01, hi23)), dst, columns + 3);
+}
+
+template <std::size_t kLanes>
+void transpose_strips(const std::byte* src, std::byte* dst, const WordTile& tile) {
+  constexpr auto kStep = static_cast<std::int64_t>(kLanes);
+  for (std::int64_t r = 0; r < tile.rows; r += 4) {
+    const std::int64_t row = std::min(r, tile.rows - 4);
+    for (std::int64_t c = 0; c < tile.columns; c += kStep) {
+      const std::int64_t column = std::min(c, tile.columns - kStep);
+      transpose_strip<kLanes>(src + 4 * column, tile.row_offsets + row, dst + 4 * row, tile.column_offsets + column);
+    }
+  }
+}
+
+/// Calls make with the widest vector that `words` fill.
+template <class Make>
+void with_lanes(std::int64_t words, const Make& make) {
+  if constexpr (kWideLanes >= 16) {
+    if (words >= 16) return make(std::integral_constant<std::size_t, 16>());
+  }
+  if constexpr (kWideLanes >= 8) {
+    if (words >= 8) return make(std::integral_constant<std::size_t, 8>());
+  }
+  make(std::integral_constant<std::size_t, 4>());
+}
+
 void TransposeWords(const std::byte* src, std::byte* dst, const WordTile& tile, Stores stores) {
   const bool stream = stores == Stores::kStream && tile.aligned;
   if (tile.columns < 4 || tile.rows < 4) return transpose_scalar(src, dst, tile);
-  if constexpr (kWideLanes >= 16) {
-    if (tile.rows >= 16) return transpose_blocks<16>(src, dst, tile, stream);
+  // The side whose lines stand further apart is touched in whole lines; the other one stays in the cache.
+  const std::int64_t row_step = std::abs(tile.row_offsets[1] - tile.row_offsets[0]);
+  const std::int64_t column_step = std::abs(tile.column_offsets[1] - tile.column_offsets[0]);
+  if (row_step > column_step && !stream) {
+    with_lanes(tile.columns, [&](auto lanes) HWY_ATTR { transpose_strips<lanes>(src, dst, tile); });
+  } else {
+    with_lanes(tile.rows, [&](auto lanes) HWY_ATTR { transpose_blocks<lanes>(src, dst, tile, stream); });
   }
-  if constexpr (kWideLanes >= 8) {
-    if (tile.rows >= 8) return transpose_blocks<8>(src, dst, tile, stream);
-  }
-  transpose_blocks<4>(src, dst, tile, stream);
 }
 
 #else

@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::int64_t kRetryMs = 10;
 constexpr std::int64_t kRetryMsMax = 100;
+constexpr int kNeverMs = 24 * 3'600'000;
 constexpr int kMonitored = ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
                            ZMQ_EVENT_HANDSHAKE_FAILED_AUTH | ZMQ_EVENT_CLOSED | ZMQ_EVENT_DISCONNECTED;
 
@@ -33,7 +34,8 @@ struct Sockets {
   static zmq::socket_t prepare(zmq::context_t& context, const Endpoint& endpoint, const PeerId& id, const ControlOptions& options) {
     zmq::socket_t socket(context, zmq::socket_type::dealer);
     set_common_options(socket, endpoint, options);
-    socket.set(zmq::sockopt::reconnect_ivl, -1);
+    // ZeroMQ throws unread messages away when it may not reconnect, so it may, later than any connection lives.
+    socket.set(zmq::sockopt::reconnect_ivl, kNeverMs);
     socket.set(zmq::sockopt::routing_id, zmq::buffer(id.bytes));
     return socket;
   }
@@ -69,6 +71,8 @@ struct Readiness {
     if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) return errno_status(errno, "wait for a descriptor of a connection");
     return ok_status();
   }
+
+  void remove(int fd) { ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, fd, nullptr); }
 };
 
 class ZmqConnection final : public ControlConnection {
@@ -104,15 +108,16 @@ class ZmqConnection final : public ControlConnection {
     HEADRACE_RETURN_IF_ERROR(check_message(limits_, message.size(), attachment.size(), fmt::format("send to '{}'", endpoint_)));
     HEADRACE_RETURN_IF_ERROR(check_connected());
     try {
+      // ZeroMQ would keep the message for a reconnect that never comes.
+      read_monitor();
+      HEADRACE_RETURN_IF_ERROR(check_connected());
       const bool sent = send_frames(sockets_->dealer, std::nullopt, message, attachment);
-      if (!sent) read_monitor();
       // Sending takes in what ZeroMQ's thread reported, so ready_fd() may have lost its reason to be readable.
-      if (!sent || (sockets_->dealer.get(zmq::sockopt::events) & ZMQ_POLLIN) != 0) ready_.kick.set();
+      if ((sockets_->dealer.get(zmq::sockopt::events) & ZMQ_POLLIN) != 0) ready_.kick.set();
       if (sent) return ok_status();
     } catch (const zmq::error_t& error) {
       return zmq_status(error.num(), fmt::format("send to '{}'", endpoint_));
     }
-    HEADRACE_RETURN_IF_ERROR(check_connected());
     return Status(Code::kResourceExhausted, fmt::format("send to '{}': {} messages are queued", endpoint_, queue_messages_max_));
   }
 
@@ -193,7 +198,11 @@ class ZmqConnection final : public ControlConnection {
 
   /// Waits for anything until `due`, then takes in what there is: at most one message. True when wake() was called.
   bool wait_and_service(std::int64_t due) {
-    std::vector<zmq::pollitem_t> items{poll_item(sockets_->dealer), poll_item(sockets_->monitor.socket()), poll_item(ready_.wake.fd())};
+    std::vector<zmq::pollitem_t> items{poll_item(ready_.wake.fd())};
+    if (sockets_ != nullptr) {
+      items.push_back(poll_item(sockets_->dealer));
+      items.push_back(poll_item(sockets_->monitor.socket()));
+    }
     if (descriptors_) items.push_back(poll_item(descriptors_->fd()));
     const std::int64_t until = losing_ ? std::min(due, losing_->due_ns) : due;
     try {
@@ -201,11 +210,13 @@ class ZmqConnection final : public ControlConnection {
     } catch (const zmq::error_t& error) {
       if (error.num() != EINTR) throw;
     }
-    if (items[1].revents != 0) read_monitor();
-    if (items.size() > 3 && items[3].revents != 0) read_descriptors();
-    const bool drained = !read_message();
-    report_loss(drained);
-    return items[2].revents != 0 && ready_.wake.take();
+    if (sockets_ != nullptr) {
+      read_monitor();
+      if (descriptors_) read_descriptors();
+      const bool drained = !read_message();
+      report_loss(drained);
+    }
+    return items[0].revents != 0 && ready_.wake.take();
   }
 
   void read_monitor() {
@@ -242,7 +253,6 @@ class ZmqConnection final : public ControlConnection {
   bool read_message() {
     std::vector<zmq::message_t> frames;
     if (!receive_frames(sockets_->dealer, frames)) return false;
-    if (!lost_.ok()) return true;
     const std::size_t attachment_bytes = frames.size() == 2 ? frames[1].size() : 0;
     Status status =
         frames.size() > 2
@@ -282,6 +292,9 @@ class ZmqConnection final : public ControlConnection {
     lost_ = std::move(losing_->status);
     losing_.reset();
     descriptors_.reset();
+    ready_.remove(sockets_->dealer.get(zmq::sockopt::fd));
+    ready_.remove(sockets_->monitor.socket().get(zmq::sockopt::fd));
+    sockets_.reset();
     const itimerspec never = {};
     ::timerfd_settime(ready_.timer.get(), 0, &never, nullptr);
     pending_.push_back(std::move(event));
@@ -293,10 +306,10 @@ class ZmqConnection final : public ControlConnection {
   const std::int32_t queue_messages_max_;
   Readiness ready_;
   zmq::context_t context_{1};
-  std::unique_ptr<Sockets> sockets_;
+  std::unique_ptr<Sockets> sockets_;  // null once kPeerLost is queued
   std::optional<DescriptorLink> descriptors_;
   std::optional<Losing> losing_;
-  Status lost_;  // not ok once kPeerLost is queued
+  Status lost_;  // not ok from then on
   std::deque<ControlEvent> pending_;
 };
 

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -31,6 +32,12 @@ class ZmqListener final : public ControlListener {
         router_(std::move(monitor_watched_)) {
     router_.bind(endpoint.text);
     endpoint_ = router_.get(zmq::sockopt::last_endpoint);
+    ipc_path_ = endpoint.path;
+  }
+
+  ~ZmqListener() override {
+    // ZeroMQ leaves the file. While the router is bound it is still ours and not a successor's.
+    if (!ipc_path_.empty()) ::unlink(ipc_path_.c_str());
   }
 
   void add_descriptors(std::unique_ptr<DescriptorListener> descriptors) {
@@ -242,6 +249,7 @@ class ZmqListener final : public ControlListener {
   const std::int32_t queue_messages_max_;
   WakeEvent wake_;
   std::string endpoint_;
+  std::string ipc_path_;  // empty for tcp
   std::string descriptor_path_;
   // Destroyed from the bottom up: the router before its monitor, both before the context.
   zmq::context_t context_{1};

@@ -23,7 +23,6 @@ void set_common_options(zmq::socket_t& socket, const Endpoint& endpoint, const C
   socket.set(zmq::sockopt::sndhwm, options.queue_messages_max);
   socket.set(zmq::sockopt::rcvhwm, options.queue_messages_max);
   socket.set(zmq::sockopt::maxmsgsize, static_cast<std::int64_t>(std::max(limits.message_bytes, limits.attachment_bytes)));
-  socket.set(zmq::sockopt::immediate, true);
   socket.set(zmq::sockopt::handshake_ivl, kHandshakeMs);
   socket.set(zmq::sockopt::ipv6, endpoint.kind == EndpointKind::kTcp && endpoint.host.find(':') != std::string::npos);
 }

@@ -6,6 +6,7 @@
 #include <cctype>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "core/base/mapped_region.h"
 
@@ -48,18 +49,22 @@ bool plain_file_name(std::string_view name) {
 
 struct Index {
   fs::path path;
-  std::unordered_map<std::string, std::string> file_of;  // by tensor name
-  std::vector<std::string> files;                        // natural order, each once
+  JsonValue json;  // holds the text that file_of looks at; its members stay where they are on a move
+  std::unordered_map<std::string_view, std::string_view> file_of;  // by tensor name
+  std::vector<std::string> files;                                  // natural order, each once
 };
 
 Result<Index> read_index(const fs::path& path) {
   Result<JsonValue> json = read_json_file(path.string());
   if (!json.ok()) return json.status();
-  const JsonValue* map = json.value().find("weight_map");
-  if (map == nullptr || map->as_object() == nullptr) return refused(path, "has no object \"weight_map\"");
-  if (map->as_object()->empty()) return refused(path, "its weight_map is empty");
   Index index;
   index.path = path;
+  index.json = std::move(json).value();
+  const JsonValue* map = index.json.find("weight_map");
+  if (map == nullptr || map->as_object() == nullptr) return refused(path, "has no object \"weight_map\"");
+  if (map->as_object()->empty()) return refused(path, "its weight_map is empty");
+  index.file_of.reserve(map->as_object()->size());
+  std::unordered_set<std::string_view> files;
   Defects defects;
   for (const JsonMember& member : *map->as_object()) {
     const std::string* file = member.value.as_string();
@@ -69,12 +74,12 @@ Result<Index> read_index(const fs::path& path) {
       defects.add(fmt::format("{}: tensor \"{}\": file \"{}\" is no plain name within the folder", path.string(), member.key, *file));
     } else {
       index.file_of.emplace(member.key, *file);
-      index.files.push_back(*file);
+      files.insert(*file);
     }
   }
   HEADRACE_RETURN_IF_ERROR(defects.status());
+  index.files.assign(files.begin(), files.end());
   std::sort(index.files.begin(), index.files.end(), [](const std::string& a, const std::string& b) { return natural_less(a, b); });
-  index.files.erase(std::unique(index.files.begin(), index.files.end()), index.files.end());
   return index;
 }
 

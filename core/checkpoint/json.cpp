@@ -38,6 +38,8 @@ Result<JsonValue> convert_array(const simdjson::dom::array& array) {
 Result<JsonValue> convert_object(const simdjson::dom::object& object) {
   JsonValue::Object members;
   std::unordered_set<std::string_view> keys;  // views into the parser's own copy, which outlives this call
+  members.reserve(object.size());
+  keys.reserve(object.size());
   for (const simdjson::dom::key_value_pair member : object) {
     if (!keys.insert(member.key).second) return bad_json(fmt::format("key \"{}\" stands twice in one object", member.key));
     Result<JsonValue> value = convert(member.value);

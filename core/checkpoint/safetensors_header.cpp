@@ -53,7 +53,9 @@ bool has_surrogate(std::string_view text) {
 struct Entry {
   std::string_view name;  // lives in the parser's buffer
   Dtype dtype = Dtype::kU8;
-  std::vector<std::uint64_t> dims;
+  std::span<const std::uint64_t> dims;  // set once all are read
+  std::size_t dims_begin = 0;           // into the reader's list of all dimensions
+  std::size_t dims_count = 0;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 };
@@ -68,7 +70,7 @@ std::optional<std::uint64_t> entry_bits(const Entry& entry) {
   return product;
 }
 
-std::string dims_text(const std::vector<std::uint64_t>& dims) {
+std::string dims_text(std::span<const std::uint64_t> dims) {
   return fmt::format("[{}]", fmt::join(dims, ","));
 }
 
@@ -108,6 +110,8 @@ class HeaderReader {
   const bool strict_;
   ondemand::parser parser_;
   std::vector<Entry> entries_;
+  std::vector<std::uint64_t> all_dims_;  // one list for all tensors: an allocation for each would cost more than the parsing
+  std::vector<std::uint64_t> offsets_;   // of the tensor at hand
   std::unordered_map<std::string_view, std::size_t> by_name_;
   std::vector<std::pair<std::string, std::string>> metadata_;
   bool metadata_seen_ = false;
@@ -121,6 +125,9 @@ bool HeaderReader::read(const simdjson::padded_string& text) {
   const std::string_view view(text);
   if (view.starts_with("\xEF\xBB\xBF")) return fatal("the header begins with a byte order mark");
   if (strict_ && !view.starts_with('{')) defect("the header does not begin with '{'");
+  constexpr std::size_t kTypicalEntryBytes = 100;
+  entries_.reserve(view.size() / kTypicalEntryBytes);
+  by_name_.reserve(view.size() / kTypicalEntryBytes);
   ondemand::document document;
   if (const auto error = parser_.iterate(text).get(document)) return fatal(error);
   ondemand::object object;
@@ -277,14 +284,19 @@ bool HeaderReader::read_part(int part, Entry& entry, ondemand::value value, bool
     }
     return true;
   }
-  if (part == 1) return read_integers(entry.name, "shape", value, entry.dims, whole);
-  std::vector<std::uint64_t> offsets;
-  if (!read_integers(entry.name, "data_offsets", value, offsets, whole)) return false;
-  if (offsets.size() == 2) {
-    entry.begin = offsets[0];
-    entry.end = offsets[1];
+  if (part == 1) {
+    entry.dims_begin = all_dims_.size();
+    if (!read_integers(entry.name, "shape", value, all_dims_, whole)) return false;
+    entry.dims_count = all_dims_.size() - entry.dims_begin;
+    return true;
+  }
+  offsets_.clear();
+  if (!read_integers(entry.name, "data_offsets", value, offsets_, whole)) return false;
+  if (offsets_.size() == 2) {
+    entry.begin = offsets_[0];
+    entry.end = offsets_[1];
   } else if (whole) {
-    tensor_defect(entry.name, fmt::format("data_offsets has {} numbers, expected 2", offsets.size()));
+    tensor_defect(entry.name, fmt::format("data_offsets has {} numbers, expected 2", offsets_.size()));
     whole = false;
   }
   return true;
@@ -375,6 +387,7 @@ void HeaderReader::add(Entry entry) {
 
 void HeaderReader::check_offsets(std::int64_t header_bytes, std::int64_t file_bytes) {
   if (!all_whole_) return;  // offsets of the others would only seem wrong
+  for (Entry& entry : entries_) entry.dims = std::span(all_dims_).subspan(entry.dims_begin, entry.dims_count);
   std::stable_sort(entries_.begin(), entries_.end(),
                    [](const Entry& a, const Entry& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   const auto data_bytes = static_cast<std::uint64_t>(file_bytes - 8 - header_bytes);

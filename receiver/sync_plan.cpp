@@ -97,7 +97,7 @@ class PlanCompiler {
     plan_.parts_ = std::move(parts);
     resolve_entries();
     for (PlanTensor& tensor : plan_.tensors_) divide(tensor);
-    find_missing();
+    if (options_.check_coverage) find_missing();
     SyncPlan::Outcome outcome;
     outcome.defects_total = defects_total_;
     outcome.defects = std::move(defects_);

@@ -1,0 +1,86 @@
+#include "receiver/inspection.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "core/wire/limits.h"
+
+namespace headrace {
+namespace {
+
+std::vector<std::string> all_scopes(const WeightIndex& index) {
+  std::vector<std::string> scopes;
+  for (std::uint32_t i = 0; i < index.rule_count(); ++i) {
+    const std::string& scope = index.rule(i).scope;
+    if (std::find(scopes.begin(), scopes.end(), scope) == scopes.end()) scopes.push_back(scope);
+  }
+  return scopes;
+}
+
+}  // namespace
+
+Inspection::Inspection(const WeightIndex& index, const PlanGeometry& geometry, const StorageTable& table)
+    : index_(&index), geometry_(&geometry), table_(&table), held_(index.needed(all_scopes(index))) {
+  std::erase_if(held_, [&](const WeightIndex::Needed& needed) { return geometry.of(needed.rule).boxes.empty(); });
+}
+
+wire::FingerprintReply Inspection::fingerprints(std::uint64_t from, std::uint64_t count) const {
+  wire::FingerprintReply reply;
+  reply.total = held_.size();
+  const std::uint64_t end = from < held_.size() ? from + std::min<std::uint64_t>(count, held_.size() - from) : from;
+  for (std::uint64_t i = from; i < end; ++i) {
+    const WeightIndex::Needed& needed = held_[i];
+    const TensorRule& rule = index_->rule(needed.rule);
+    const Resolution resolution = index_->resolve(needed.name);
+    for (const Box& box : geometry_->of(needed.rule).boxes) {
+      const LiveFingerprint live =
+          live_fingerprint(rule, *geometry_, resolution.slots, tensor_key(needed.name, rule.dtypes.front(), rule.shape), box);
+      reply.tensors.push_back(
+          {needed.name, rule.dtypes.front(), rule.shape, box, static_cast<std::uint32_t>(live.copies), live.equal, live.sum});
+    }
+  }
+  return reply;
+}
+
+Result<wire::ReadReply> Inspection::read(const wire::ReadRequest& request) const {
+  const auto refuse = [&](const std::string& why) { return Status(Code::kInvalidArgument, fmt::format("read {}: {}", request.name, why)); };
+  const Resolution resolution = index_->resolve(request.name);
+  if (resolution.kind == Resolution::Kind::kNotLocal) return refuse("it lives on another rank");
+  if (resolution.kind != Resolution::Kind::kPlaced) return refuse("unknown name");
+  const TensorRule& rule = index_->rule(resolution.rule);
+  const TensorGeometry& source = geometry_->of(resolution.rule).source;
+  if (!box_fits(request.box, source.shape) || request.box.empty()) {
+    return refuse(fmt::format("box {} of shape {}", to_string(request.box), to_string(source.shape)));
+  }
+  const std::int64_t bytes = request.box.elements() * source.elem_bytes;
+  if (bytes > static_cast<std::int64_t>(limits::kReadBytesMax))
+    return refuse(fmt::format("{} bytes, the limit is {}", bytes, limits::kReadBytesMax));
+  for (const Placement& placement : rule.placements) {
+    if (!placement.box.contains(request.box)) continue;
+    Result<StridedCopy> cut = slice(placement.copy, source, request.box, 0, packed_strides(request.box.shape(), source.elem_bytes));
+    if (!cut.ok()) return refuse(cut.status().message());
+    StridedCopy back = inverse(cut.value());
+    back.src_offset += resolution.slots.front() * placement.slot_stride;
+    wire::ReadReply reply;
+    reply.bytes.resize(static_cast<std::size_t>(bytes));
+    WorkerPool pool(1);
+    const CopyJob job{back, geometry_->storage(placement.storage), reply.bytes.data(), 0};
+    HostExecutor(pool).run({&job, 1});
+    return reply;
+  }
+  return refuse(fmt::format("box {} lies in no local region", to_string(request.box)));
+}
+
+wire::StorageReply Inspection::storages() const {
+  wire::StorageReply reply;
+  reply.pid = static_cast<std::uint64_t>(::getpid());
+  for (const Storage& storage : table_->all()) {
+    reply.storages.push_back({storage.name, storage.dtype, storage.shape, reinterpret_cast<std::uint64_t>(storage.address),
+                              static_cast<std::uint64_t>(storage.bytes)});
+  }
+  return reply;
+}
+
+}  // namespace headrace

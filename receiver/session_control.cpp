@@ -1,0 +1,687 @@
+#include "receiver/session_control.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <set>
+#include <utility>
+
+#include "core/wire/codec.h"
+#include "core/wire/limits.h"
+
+namespace headrace {
+namespace {
+
+template <class Hook>
+Status call_hook(std::string_view name, const Hook& hook) {
+  try {
+    if (hook == nullptr) return ok_status();
+    Status status = hook();
+    if (status.ok()) return status;
+    return Status(status.code(), fmt::format("the engine's {} hook: {}", name, status.message()));
+  } catch (const std::exception& error) {
+    return Status(Code::kFailedPrecondition, fmt::format("the engine's {} hook threw: {}", name, error.what()));
+  }
+}
+
+/// What this rank wants of an entry of a one-sender plan, summed over the packed bytes of the whole tensor.
+FingerprintSum wanted_sum(const SyncPlan& plan, std::uint32_t entry, const std::byte* bytes) {
+  FingerprintSum sum;
+  const PlanEntry& planned = plan.entries(0)[entry];
+  if (planned.tensor < 0) return sum;
+  const PlanTensor& tensor = plan.tensors()[static_cast<std::size_t>(planned.tensor)];
+  const TensorGeometry& source = plan.geometry().of(tensor.rule).source;
+  const auto strides = packed_strides(source.shape, source.elem_bytes);
+  for (const Box& box : planned.wanted) {
+    Result<StridedCopy> nest = pack_nest(box.shape(), source.elem_bytes, strides);
+    HEADRACE_CHECK(nest.ok(), "a box of a packed tensor is a nest");
+    StridedCopy in_place = std::move(nest).value();
+    for (std::size_t d = 0; d < strides.size(); ++d) in_place.src_offset += box.lo[d] * strides[d];
+    in_place.dst_offset = in_place.src_offset;
+    for (std::size_t d = 0; d < in_place.dim_count; ++d) in_place.dims[d].dst_stride = in_place.dims[d].src_stride;
+    sum += fingerprint_nest(tensor.key, in_place, bytes);
+  }
+  return sum;
+}
+
+SlotState slot_state(SessionState state, SessionState resting, bool has_version) {
+  switch (state == SessionState::kOpen ? resting : state) {
+    case SessionState::kIdle:
+    case SessionState::kOpen: return has_version ? SlotState::kCommitted : SlotState::kNone;
+    case SessionState::kApplying: return SlotState::kApplying;
+    case SessionState::kPrepared: return SlotState::kPrepared;
+    case SessionState::kTorn: return SlotState::kTorn;
+    case SessionState::kInDoubt: return SlotState::kInDoubt;
+  }
+  return SlotState::kNone;
+}
+
+}  // namespace
+
+SessionControl::SessionControl(Environment environment) : env_(std::move(environment)) {}
+
+void SessionControl::describe(wire::Welcome& welcome) const {
+  welcome.state = static_cast<std::uint32_t>(state_);
+  welcome.state_session =
+      session_ != nullptr ? session_->id.value : (state_ == SessionState::kTorn ? failed_session_.value : last_session_.value);
+  welcome.version = version_ ? version_->to_string() : "";
+}
+
+void SessionControl::describe(wire::StatusReply& reply) const {
+  reply.state = static_cast<std::uint32_t>(state_);
+  reply.version = version_ ? version_->to_string() : "";
+  reply.attempted_version = session_ != nullptr ? session_->version.to_string() : (state_ == SessionState::kTorn ? attempted_ : "");
+  reply.serving = env_.guard->view().open();
+  reply.updates = updates_;
+  reply.engram_calls = 0;
+  reply.memory_extra_bytes_max = meter_.extra_bytes_max();
+  reply.last_failure = last_failure_.substr(0, limits::kTextBytesMax);
+}
+
+// ---- states ---------------------------------------------------------------------------------------------------------------------
+
+bool SessionControl::apply(SessionEvent event) {
+  const Transition t = transition(state_, event);
+  if (t.answer != Answer::kTake) return false;
+  if (event == SessionEvent::kOpen) resting_ = state_;
+  state_ = t.back ? resting_ : t.next;
+  if (t.forget_version) version_.reset();
+  publish();
+  return true;
+}
+
+void SessionControl::publish() {
+  const SlotState next = slot_state(state_, resting_, version_.has_value());
+  const WeightVersion shown = session_ != nullptr && next != SlotState::kCommitted ? session_->version : version_.value_or(WeightVersion{});
+  if (next == published_ && next != SlotState::kCommitted) return;
+  const std::uint64_t session = session_ != nullptr && next != SlotState::kCommitted ? session_->id.value : last_session_.value;
+  env_.guard->publish(next, session, shown);
+  published_ = next;
+}
+
+void SessionControl::first_enqueue() {
+  if (state_ == SessionState::kOpen) apply(SessionEvent::kFirstEnqueue);
+}
+
+std::string SessionControl::phase() const {
+  switch (state_) {
+    case SessionState::kIdle:
+    case SessionState::kTorn: return "idle";
+    case SessionState::kOpen:
+      return session_ != nullptr && session_->begun ? "transfer" : (session_ != nullptr && session_->opened ? "manifest" : "open");
+    case SessionState::kApplying:
+      return session_ != nullptr && session_->coverage != nullptr && session_->coverage->complete() ? "prepare" : "transfer";
+    case SessionState::kPrepared:
+    case SessionState::kInDoubt: return "commit";
+  }
+  return "";
+}
+
+void SessionControl::fail(SessionEvent event, const Status& status, std::string phase) {
+  fail(event, wire::make_failure(status, std::move(phase)));
+}
+
+void SessionControl::fail(SessionEvent event, wire::Failure failure) {
+  const Transition t = transition(state_, event);
+  if (t.answer != Answer::kTake) return;
+  failure.engine = env_.options->engine;
+  failure.rank = env_.options->rank;
+  last_failure_ = wire::to_status(failure).to_string();
+  std::unique_ptr<UpdateSession> ended;
+  // In doubt the session lives on: it may still be committed.
+  if (t.next != SessionState::kInDoubt) ended = std::move(session_);
+  apply(event);
+  if (state_ == SessionState::kInDoubt && session_ == nullptr) session_ = std::move(doubtful_);
+  doubtful_.reset();
+  const UpdateSession* session = ended != nullptr ? ended.get() : session_.get();
+  if (session == nullptr) return;
+  attempted_ = session->version.to_string();
+  if (ended != nullptr) {
+    failed_session_ = ended->id;
+    failure_ = failure;
+  }
+  for (const SessionSender& sender : session->senders) {
+    if (sender.peer) env_.send(*sender.peer, session->id, wire::ErrorReport{failure, static_cast<std::uint32_t>(state_)});
+  }
+  if (plain_done_) std::exchange(plain_done_, nullptr)(wire::to_status(failure));
+}
+
+void SessionControl::to_senders(const UpdateSession& session, const wire::Body& body) {
+  for (const SessionSender& sender : session.senders)
+    if (sender.peer) env_.send(*sender.peer, session.id, body);
+}
+
+// ---- opening --------------------------------------------------------------------------------------------------------------------
+
+Status SessionControl::attest() const {
+  HEADRACE_RETURN_IF_ERROR(call_hook("quiescent", env_.hooks->quiescent));
+  if (env_.hooks->locate == nullptr) return ok_status();
+  try {
+    return env_.table->check_identity(env_.hooks->locate());
+  } catch (const std::exception& error) {
+    return Status(Code::kFailedPrecondition, fmt::format("the engine's locate hook threw: {}", error.what()));
+  }
+}
+
+Status SessionControl::check_version(const WeightVersion& version) const {
+  if (!committed_ || committed_->run != version.run) return ok_status();
+  const bool serving_it = version_ && *version_ == *committed_;
+  if (version.step > committed_->step || (version.step == committed_->step && !serving_it)) return ok_status();
+  return Status(Code::kFailedPrecondition,
+                fmt::format("version {} after {} was committed: steps rise within a run", version.to_string(), committed_->to_string()));
+}
+
+Status SessionControl::check_open(const std::string& sender, const wire::Open& open, WeightVersion& version) const {
+  const auto parsed = parse_weight_version(open.version);
+  if (!parsed) return Status(Code::kInvalidArgument, fmt::format("version \"{}\" is not RUN/STEP", open.version));
+  version = *parsed;
+  if (open.senders.empty() || open.senders.front() != sender) {
+    return Status(Code::kInvalidArgument, fmt::format("OPEN of sender {}, which does not stand first among the senders", sender));
+  }
+  if (std::set<std::string>(open.senders.begin(), open.senders.end()).size() != open.senders.size()) {
+    return Status(Code::kInvalidArgument, "a sender is named twice");
+  }
+  if (open.scopes.empty()) return Status(Code::kInvalidArgument, "no scope");
+  if (open.overlap > static_cast<std::uint32_t>(wire::OverlapRule::kFirstSenderOwns)) {
+    return Status(Code::kInvalidArgument, fmt::format("overlap rule {}", open.overlap));
+  }
+  if (transition(state_, SessionEvent::kOpen).answer != Answer::kTake) {
+    return Status(Code::kFailedPrecondition,
+                  fmt::format("an update to {} is open (state {})", session_ != nullptr ? session_->version.to_string() : "?",
+                              wire::session_state_name(state_)));
+  }
+  return check_version(version);
+}
+
+void SessionControl::on_open(const PeerId& peer, const std::string& sender, SessionId id, const wire::Open& open) {
+  WeightVersion version;
+  Status status = id.value != 0 ? check_open(sender, open, version) : Status(Code::kInvalidArgument, "OPEN without a session id");
+  if (!status.ok()) {
+    // The open session, if any, is not disturbed: only the one who asked hears of it.
+    wire::Failure failure = wire::make_failure(status, "open");
+    failure.engine = env_.options->engine;
+    failure.rank = env_.options->rank;
+    env_.send(peer, id, wire::ErrorReport{failure, static_cast<std::uint32_t>(state_)});
+    return;
+  }
+  const std::int64_t deadline_ms = env_.options->deadline_ms;
+  auto session = std::make_unique<UpdateSession>(id, version, *env_.clock, deadline_ms);
+  session->options = PlanOptions{open.scopes, static_cast<wire::OverlapRule>(open.overlap), env_.options->optional_names};
+  for (const std::string& name : open.senders) {
+    SessionSender row;
+    row.name = name;
+    if (const PeerId* found = env_.peers->find_sender(name)) row.peer = *found;
+    session->senders.push_back(std::move(row));
+  }
+  start_session(std::move(session), [this, id](const Status& attested) {
+    if (!current(id)) return;
+    if (!attested.ok()) return fail(SessionEvent::kFailure, attested, "open");
+    session_->opened = true;
+    to_senders(*session_, [&] {
+      wire::Opened opened{session_->version.to_string(), {}};
+      for (const SessionSender& row : session_->senders) opened.senders.push_back(row.name);
+      return opened;
+    }());
+  });
+}
+
+void SessionControl::start_session(std::unique_ptr<UpdateSession> session, std::function<void(const Status&)> opened) {
+  if (state_ == SessionState::kInDoubt) doubtful_ = std::move(session_);
+  session_ = std::move(session);
+  apply(SessionEvent::kOpen);
+  meter_.start();
+  session_->receipt.engine = env_.options->engine;
+  session_->receipt.rank = env_.options->rank;
+  session_->receipt.version = session_->version;
+  session_->receipt.session = session_->id.value;
+  // The hooks belong to the apply thread, and the answer to this one.
+  const Status enqueued = env_.applier->run_async([this, opened] { env_.post([opened, attested = attest()] { opened(attested); }); });
+  if (!enqueued.ok()) opened(enqueued);
+}
+
+void SessionControl::on_hello(const PeerId& peer, const std::string& sender) {
+  if (session_ == nullptr || sender.empty()) return;
+  SessionSender* row = session_->find(sender);
+  if (row == nullptr || row->peer || state_ != SessionState::kOpen) return;
+  row->peer = peer;
+  if (!session_->opened) return;
+  wire::Opened opened{session_->version.to_string(), {}};
+  for (const SessionSender& each : session_->senders) opened.senders.push_back(each.name);
+  env_.send(peer, session_->id, opened);
+}
+
+// ---- messages -------------------------------------------------------------------------------------------------------------------
+
+void SessionControl::on_message(const PeerId& peer, PeerBook::Peer& from, wire::Message message, std::vector<std::byte> attachment) {
+  if (const auto* open = std::get_if<wire::Open>(&message.body)) return on_open(peer, from.sender, message.session, *open);
+  if (std::holds_alternative<wire::Commit>(message.body)) return on_commit(peer, message.session);
+  if (!current(message.session)) {
+    // Of a session that failed here: whoever still talks in it hears why. Anything else is late or lost its way, and harms nobody.
+    if (message.session == failed_session_ && failed_session_.value != 0 && !std::holds_alternative<wire::Abort>(message.body)) {
+      env_.send(peer, message.session, wire::ErrorReport{failure_, static_cast<std::uint32_t>(state_)});
+    }
+    return;
+  }
+  UpdateSession& session = *session_;
+  SessionSender* sender = session.find(peer);
+  if (sender == nullptr) return;
+  if (!std::holds_alternative<wire::Ping>(message.body)) session.deadline.touch();
+  if (auto* manifest = std::get_if<wire::Manifest>(&message.body)) {
+    on_manifest(session, *sender, std::move(*manifest));
+  } else if (std::holds_alternative<wire::Confirm>(message.body)) {
+    on_confirm(session, *sender);
+  } else if (const auto* bucket = std::get_if<wire::Bucket>(&message.body)) {
+    on_bucket(session, *sender, from, *bucket, std::move(attachment));
+  } else if (const auto* end = std::get_if<wire::End>(&message.body)) {
+    on_end(session, *sender, *end);
+  } else if (auto* abort = std::get_if<wire::Abort>(&message.body)) {
+    abort->failure.sender = sender->name;
+    fail(SessionEvent::kAbort, std::move(abort->failure));
+  } else if (const auto* ping = std::get_if<wire::Ping>(&message.body)) {
+    if (ping->progress > sender->progress) session.deadline.touch();
+    sender->progress = ping->progress;
+    env_.send(peer, session.id, wire::Pong{env_.applier->progress() + session.receipt.buckets, static_cast<std::uint32_t>(state_)});
+  } else {
+    fail(SessionEvent::kFailure,
+         Status(Code::kInvalidArgument, fmt::format("{} from a sender in a session", wire::message_name(wire::type_of(message.body)))),
+         phase());
+  }
+}
+
+void SessionControl::on_manifest(UpdateSession& session, SessionSender& sender, wire::Manifest manifest) {
+  if (sender.part || !session.opened) {
+    return fail(SessionEvent::kFailure,
+                Status(Code::kFailedPrecondition, fmt::format("MANIFEST of sender {} before OPENED, or twice", sender.name)), "manifest");
+  }
+  SenderPart part{sender.name, manifest.digest, {}};
+  if (manifest.known) {
+    if (last_part(sender.name, manifest.digest) == nullptr) {
+      return fail(
+          SessionEvent::kFailure,
+          Status(Code::kFailedPrecondition, fmt::format("manifest {} of sender {} is not known here", manifest.digest.hex(), sender.name)),
+          "manifest");
+    }
+    sender.known_manifest = true;
+  } else {
+    if (digest_of(manifest.entries) != manifest.digest) {
+      return fail(SessionEvent::kFailure,
+                  Status(Code::kCorruption, fmt::format("manifest of sender {} does not hash to its digest", sender.name)), "manifest");
+    }
+    Result<std::vector<wire::ManifestEntry>> entries = wire::decode_entries(manifest.entries);
+    if (!entries.ok()) return fail(SessionEvent::kFailure, entries.status(), "manifest");
+    part.entries = std::move(entries).value();
+  }
+  sender.part = std::move(part);
+  const bool all = std::all_of(session.senders.begin(), session.senders.end(), [](const SessionSender& s) { return s.part.has_value(); });
+  if (all) answer_manifests(session);
+}
+
+const SenderPart* SessionControl::last_part(const std::string& sender, const Digest& digest) const {
+  if (last_plan_ == nullptr) return nullptr;
+  for (const SenderPart& part : last_plan_->parts())
+    if (part.sender == sender && part.digest == digest) return &part;
+  return nullptr;
+}
+
+void SessionControl::answer_manifests(UpdateSession& session) {
+  std::vector<SenderPart> parts;
+  for (SessionSender& sender : session.senders) parts.push_back(std::move(*sender.part));
+  const Digest key = SyncPlan::key_of(*env_.index, env_.table->digest(), parts, session.options);
+  if (last_plan_ != nullptr && last_plan_->key() == key) {
+    session.receipt.plan_cached = true;
+    session.adopt(last_plan_);
+  } else {
+    for (std::size_t s = 0; s < parts.size(); ++s)
+      if (session.senders[s].known_manifest) parts[s] = *last_part(parts[s].sender, parts[s].digest);
+    SyncPlan::Outcome outcome = SyncPlan::compile(*env_.index, *env_.geometry, env_.table->digest(), std::move(parts), session.options);
+    if (outcome.plan == nullptr) {
+      for (wire::Failure& defect : outcome.defects) {
+        defect.engine = env_.options->engine;
+        defect.rank = env_.options->rank;
+      }
+      to_senders(session, wire::Reject{outcome.defects_total, outcome.defects});
+      last_failure_ = wire::to_status(outcome.defects.front()).to_string();
+      failed_session_ = session.id;
+      failure_ = outcome.defects.front();
+      session_.reset();
+      apply(SessionEvent::kReject);
+      if (state_ == SessionState::kInDoubt) session_ = std::move(doubtful_);
+      return;
+    }
+    session.adopt(std::move(outcome.plan));
+  }
+  for (std::uint32_t s = 0; s < session.senders.size(); ++s) {
+    SessionSender& sender = session.senders[s];
+    if (!sender.peer) continue;
+    wire::Accept accept = session.plan->accept_for(s);
+    accept.bucket_bytes_max = env_.options->bucket_bytes_max;
+    // Whoever knows the manifest by its digest has kept what we wanted of it.
+    if (session.receipt.plan_cached && sender.known_manifest) {
+      accept.known = true;
+      accept.wanted.clear();
+    }
+    env_.send(*sender.peer, session.id, std::move(accept));
+  }
+  session.receipt.phases.manifest = session.lap_ms();
+}
+
+void SessionControl::on_confirm(UpdateSession& session, SessionSender& sender) {
+  if (session.plan == nullptr || sender.confirmed) {
+    return fail(SessionEvent::kFailure,
+                Status(Code::kFailedPrecondition, fmt::format("CONFIRM of sender {} before ACCEPT, or twice", sender.name)), "manifest");
+  }
+  sender.confirmed = true;
+  if (!std::all_of(session.senders.begin(), session.senders.end(), [](const SessionSender& s) { return s.confirmed; })) return;
+  session.begun = true;
+  session.lap_ms();
+  to_senders(session, wire::Begin{env_.options->credits});
+}
+
+void SessionControl::on_bucket(UpdateSession& session, SessionSender& sender, const PeerBook::Peer& from, const wire::Bucket& bucket,
+                               std::vector<std::byte> attachment) {
+  if (!session.begun || (state_ != SessionState::kOpen && state_ != SessionState::kApplying)) {
+    return fail(SessionEvent::kFailure, Status(Code::kFailedPrecondition, fmt::format("BUCKET of sender {} before BEGIN", sender.name)),
+                phase());
+  }
+  if (session.receipt.data_path.empty()) session.receipt.data_path = attachment.empty() ? "shm" : "inline";
+  // Inline bytes live until their copies are done.
+  const auto carried = std::make_shared<const std::vector<std::byte>>(std::move(attachment));
+  std::vector<SyncPlan::KeyedJob> jobs;
+  wire::Failure failure;
+  const Status checked = session.check_bucket(
+      sender, bucket, env_.options->credits, [&](MemoryId memory) { return PeerBook::resolve(from, memory, *carried); }, jobs, failure);
+  if (!checked.ok()) {
+    failure.code = static_cast<std::uint32_t>(checked.code());
+    failure.message = checked.message();
+    failure.phase = "transfer";
+    return fail(SessionEvent::kFailure, std::move(failure));
+  }
+  first_enqueue();
+  const std::string name = sender.name;
+  const Status enqueued = env_.applier->apply_async(
+      std::move(jobs), [this, id = session.id, name, sequence = bucket.sequence, carried](const ApplyStats& stats) {
+        env_.post([this, id, name, sequence, stats] {
+          if (!current(id)) return;
+          SessionSender* row = session_->find(name);
+          wire::Receipt& receipt = session_->receipt;
+          receipt.batches += stats.copies.batches;
+          receipt.copies += stats.copies.copies;
+          receipt.applied_bytes += stats.copies.bytes;
+          receipt.runs += stats.runs;
+          receipt.run_experts += stats.run_experts;
+          ++row->consumed;
+          session_->deadline.touch();
+          meter_.sample();
+          if (row->peer) env_.send(*row->peer, id, wire::Consumed{sequence});
+        });
+      });
+  if (!enqueued.ok()) fail(SessionEvent::kFailure, enqueued, "transfer");
+}
+
+void SessionControl::on_end(UpdateSession& session, SessionSender& sender, const wire::End& end) {
+  wire::Failure failure;
+  const Status checked = session.begun ? session.check_end(sender, end, env_.options->require_proof, failure)
+                                       : Status(Code::kFailedPrecondition, "END before BEGIN");
+  if (!checked.ok()) {
+    failure.code = static_cast<std::uint32_t>(checked.code());
+    failure.message = checked.message();
+    failure.phase = "transfer";
+    return fail(SessionEvent::kFailure, std::move(failure));
+  }
+  if (!std::all_of(session.senders.begin(), session.senders.end(), [](const SessionSender& s) { return s.ended; })) return;
+  if (!session.coverage->complete()) {
+    return fail(SessionEvent::kFailure,
+                Status(Code::kFailedPrecondition,
+                       fmt::format("all senders have ended, bytes are missing of: {}", fmt::join(session.coverage->missing(5), ", "))),
+                "transfer");
+  }
+  prove(session);
+}
+
+// ---- proof and commit -----------------------------------------------------------------------------------------------------------
+
+void SessionControl::prove(UpdateSession& session) {
+  session.receipt.phases.transfer = session.lap_ms();
+  const SessionId id = session.id;
+  const bool to_prove = session.sums_given > 0 || session.plain();
+  auto finish = [this, id](ProofOutcome outcome) {
+    Status after = ok_status();
+    if (outcome.differences_total == 0) after = call_hook("derive", env_.hooks->derive);
+    if (after.ok() && env_.hooks->locate != nullptr) after = attest();
+    env_.post([this, id, outcome = std::move(outcome), after] {
+      if (current(id)) on_proven(outcome, after);
+    });
+  };
+  session.receipt.proven = to_prove || session.plan->tensors().empty();
+  const Status enqueued = to_prove ? env_.applier->prove_async(session.plan, session.sums, std::move(finish))
+                                   : env_.applier->run_async([finish = std::move(finish)] { finish(ProofOutcome{}); });
+  if (!enqueued.ok()) fail(SessionEvent::kFailure, enqueued, "prepare");
+}
+
+void SessionControl::on_proven(const ProofOutcome& outcome, const Status& after) {
+  UpdateSession& session = *session_;
+  session.receipt.fingerprints = outcome.compared;
+  if (outcome.differences_total != 0) {
+    wire::Failure failure = outcome.differences.front();
+    failure.message += fmt::format(" ({} of {} tensors differ)", outcome.differences_total, session.plan->tensors().size());
+    return fail(SessionEvent::kFailure, std::move(failure));
+  }
+  if (!after.ok()) return fail(SessionEvent::kFailure, after, "prepare");
+  session.receipt.phases.prepare = session.lap_ms();
+  session.receipt.device = "host";
+  meter_.sample();
+  apply(SessionEvent::kPrepared);
+  session.deadline.touch();
+  if (session.plain()) return commit(session);
+  to_senders(session, wire::Prepared{session.receipt});
+}
+
+void SessionControl::on_commit(const PeerId& peer, SessionId id) {
+  if (id == last_session_ && last_receipt_ && id.value != 0) {
+    env_.send(peer, id, wire::Committed{*last_receipt_});
+    return;
+  }
+  const bool from_lead = current(id) && !session_->plain() && session_->senders.front().peer == peer;
+  // Without its lead a prepared session is finished by whoever found all ranks prepared.
+  const bool may_commit = current(id) && (state_ == SessionState::kInDoubt || (state_ == SessionState::kPrepared && from_lead));
+  if (!may_commit) {
+    const Status status(Code::kFailedPrecondition,
+                        fmt::format("COMMIT of session {:016x} in state {}{}", id.value, wire::session_state_name(state_),
+                                    from_lead ? "" : ", not from the lead of an open session"));
+    if (from_lead) return fail(SessionEvent::kFailure, status, "commit");
+    const bool failed_here = failed_session_ == id && id.value != 0;
+    env_.send(peer, id,
+              wire::ErrorReport{failed_here ? failure_ : wire::make_failure(status, "commit"), static_cast<std::uint32_t>(state_)});
+    return;
+  }
+  UpdateSession& session = *session_;
+  if (session.find(peer) == nullptr) {
+    SessionSender finisher;
+    finisher.name = "finisher";
+    finisher.peer = peer;
+    session.senders.push_back(std::move(finisher));
+  }
+  commit(session);
+}
+
+void SessionControl::commit(UpdateSession& session) {
+  version_ = session.version;
+  committed_ = session.version;
+  last_session_ = session.id;
+  last_plan_ = session.plan;
+  apply(SessionEvent::kCommit);
+  ++updates_;
+  last_failure_.clear();
+  session.receipt.phases.commit = session.lap_ms();
+  last_receipt_ = session.receipt;
+  std::shared_ptr<UpdateSession> ended(std::move(session_));
+  auto tell = [this, ended](const Status& status) {
+    if (!status.ok()) {
+      // Committed, but the engine would serve with stale caches: nothing is served until the next update.
+      version_.reset();
+      publish();
+      wire::Failure failure = wire::make_failure(status, "commit");
+      failure.engine = env_.options->engine;
+      failure.rank = env_.options->rank;
+      last_failure_ = wire::to_status(failure).to_string();
+      to_senders(*ended, wire::ErrorReport{failure, static_cast<std::uint32_t>(state_)});
+      if (plain_done_) std::exchange(plain_done_, nullptr)(status);
+      return;
+    }
+    to_senders(*ended, wire::Committed{ended->receipt});
+    if (plain_done_) std::exchange(plain_done_, nullptr)(ended->receipt);
+  };
+  if (env_.hooks->committed == nullptr) return tell(ok_status());
+  const Status enqueued = env_.applier->run_async(
+      [this, tell] { env_.post([tell, status = call_hook("committed", env_.hooks->committed)] { tell(status); }); });
+  if (!enqueued.ok()) tell(enqueued);
+}
+
+// ---- losses, deadlines, engine events -------------------------------------------------------------------------------------------
+
+void SessionControl::on_peer_lost(const PeerId& peer, const Status& how) {
+  if (session_ == nullptr) return;
+  SessionSender* sender = session_->find(peer);
+  if (sender == nullptr) return;
+  sender->peer.reset();
+  const bool lead = sender == session_->senders.data();
+  wire::Failure failure = wire::make_failure(Status(Code::kUnavailable, fmt::format("lost: {}", how.message())), phase());
+  failure.sender = sender->name;
+  failure.bucket = sender->buckets > 0 ? static_cast<std::int64_t>(sender->buckets) - 1 : -1;
+  fail(lead ? SessionEvent::kLeadLost : SessionEvent::kSenderLost, std::move(failure));
+}
+
+void SessionControl::on_tick() {
+  if (session_ == nullptr || state_ == SessionState::kInDoubt) return;
+  if (const std::uint64_t progress = env_.applier->progress(); progress != apply_progress_) {
+    apply_progress_ = progress;
+    session_->deadline.touch();
+  }
+  if (!session_->deadline.expired()) return;
+  const Status status(Code::kDeadlineExceeded,
+                      fmt::format("no progress for {} ms, waiting for {}", env_.options->deadline_ms, session_->waiting_for()));
+  fail(state_ == SessionState::kPrepared ? SessionEvent::kLeadLost : SessionEvent::kFailure, status, phase());
+}
+
+void SessionControl::on_engine_event(EngineEvent event) {
+  static constexpr std::pair<SessionEvent, std::string_view> kEvents[] = {
+      {SessionEvent::kSleep, "the engine went to sleep"},
+      {SessionEvent::kDiscard, "the engine discarded its weights"},
+      {SessionEvent::kExpertRebalance, "the engine rebalanced its experts"},
+      {SessionEvent::kLoraLoad, "the engine loaded a LoRA"},
+      {SessionEvent::kForeignReload, "somebody else reloaded the weights"},
+      {SessionEvent::kRecapture, "the engine captures its graphs again"}};
+  const auto& [session_event, text] = kEvents[static_cast<std::size_t>(event)];
+  if (session_ == nullptr) {
+    apply(session_event);
+    return;
+  }
+  fail(session_event, Status(Code::kCancelled, std::string(text) + " during an update"), phase());
+}
+
+// ---- the plain call -------------------------------------------------------------------------------------------------------------
+
+void SessionControl::begin_plain(const WeightVersion& version, Done done) {
+  if (!valid_run_id(version.run)) return done(Status(Code::kInvalidArgument, fmt::format("run id \"{}\"", version.run)));
+  if (transition(state_, SessionEvent::kOpen).answer != Answer::kTake) {
+    return done(Status(Code::kFailedPrecondition, fmt::format("an update is open (state {})", wire::session_state_name(state_))));
+  }
+  if (Status status = check_version(version); !status.ok()) return done(status);
+  auto session = std::make_unique<UpdateSession>(SessionId{random_u64()}, version, *env_.clock, env_.options->deadline_ms);
+  session->options = PlanOptions{{"target"}, wire::OverlapRule::kRefuse, env_.options->optional_names};
+  plain_entries_.clear();
+  plain_sums_.clear();
+  const SessionId id = session->id;
+  start_session(std::move(session), [this, id, done](const Status& attested) {
+    if (!current(id)) return done(Status(Code::kCancelled, last_failure_));
+    if (!attested.ok()) fail(SessionEvent::kFailure, attested, "open");
+    if (current(id)) session_->opened = session_->begun = true;
+    done(attested);
+  });
+}
+
+void SessionControl::load_plain(std::span<const NamedView> tensors, Done done) {
+  if (session_ == nullptr || !session_->plain() || !session_->begun) {
+    return done(Status(Code::kFailedPrecondition, last_failure_.empty() ? "load() outside begin() and finish()" : last_failure_));
+  }
+  // Every call is a small update of its own up to the first byte: resolved and checked as a whole.
+  SenderPart part{"load", {}, {}};
+  for (const NamedView& view : tensors) {
+    Shape shape(view.shape.begin(), view.shape.end());
+    const auto bytes = byte_count(view.dtype, shape);
+    if (!bytes || static_cast<std::size_t>(*bytes) != view.bytes.size()) {
+      return done(Status(Code::kInvalidArgument, fmt::format("{}: {} bytes for shape {} of {}", view.name, view.bytes.size(),
+                                                             to_string(shape), dtype_name(view.dtype))));
+    }
+    part.entries.push_back({std::string(view.name), view.dtype, shape, Box::whole(shape)});
+  }
+  PlanOptions options = session_->options;
+  options.check_coverage = false;
+  SyncPlan::Outcome outcome = SyncPlan::compile(*env_.index, *env_.geometry, env_.table->digest(), {std::move(part)}, options);
+  if (outcome.plan == nullptr) return done(wire::to_status(outcome.defects.front()));
+  std::vector<SyncPlan::KeyedJob> jobs;
+  for (const PlanTensor& tensor : outcome.plan->tensors()) {
+    const std::uint32_t e = tensor.entries.front().second;
+    const TensorGeometry& source = env_.geometry->of(tensor.rule).source;
+    const auto strides = packed_strides(source.shape, source.elem_bytes);
+    for (const Box& box : outcome.plan->entries(0)[e].wanted) {
+      std::int64_t offset = 0;
+      for (std::size_t d = 0; d < strides.size(); ++d) offset += box.lo[d] * strides[d];
+      const Status status = outcome.plan->append_jobs(tensor, box, tensors[e].bytes.data() + offset,
+                                                      box == Box::whole(source.shape) ? std::span<const std::int64_t>() : strides, jobs);
+      if (!status.ok()) return done(status);
+    }
+  }
+  first_enqueue();
+  session_->deadline.touch();
+  const SessionId id = session_->id;
+  const Status enqueued =
+      env_.applier->apply_async(std::move(jobs), [this, id, tensors, done, plan = outcome.plan](const ApplyStats& stats) {
+        std::vector<FingerprintSum> sums;
+        for (std::uint32_t e = 0; e < tensors.size(); ++e) sums.push_back(wanted_sum(*plan, e, tensors[e].bytes.data()));
+        env_.post([this, id, stats, done, tensors, sums = std::move(sums)] {
+          if (!current(id)) return done(Status(Code::kCancelled, last_failure_));
+          wire::Receipt& receipt = session_->receipt;
+          receipt.batches += stats.copies.batches;
+          receipt.copies += stats.copies.copies;
+          receipt.applied_bytes += stats.copies.bytes;
+          receipt.runs += stats.runs;
+          receipt.run_experts += stats.run_experts;
+          for (std::size_t i = 0; i < tensors.size(); ++i) {
+            const Shape shape(tensors[i].shape.begin(), tensors[i].shape.end());
+            plain_entries_.push_back({std::string(tensors[i].name), tensors[i].dtype, shape, Box::whole(shape)});
+            plain_sums_.push_back(sums[i]);
+          }
+          done(ok_status());
+        });
+      });
+  if (!enqueued.ok()) done(enqueued);
+}
+
+void SessionControl::finish_plain(ReceiptDone done) {
+  if (session_ == nullptr || !session_->plain()) {
+    return done(Status(Code::kFailedPrecondition, last_failure_.empty() ? "finish() without begin()" : last_failure_));
+  }
+  plain_done_ = std::move(done);
+  SenderPart part{"load", {}, std::move(plain_entries_)};
+  SyncPlan::Outcome outcome = SyncPlan::compile(*env_.index, *env_.geometry, env_.table->digest(), {std::move(part)}, session_->options);
+  if (outcome.plan == nullptr) {
+    wire::Failure failure = outcome.defects.front();
+    if (outcome.defects_total > 1) failure.message += fmt::format(" (and {} more)", outcome.defects_total - 1);
+    return fail(SessionEvent::kFailure, std::move(failure));
+  }
+  session_->adopt(std::move(outcome.plan));
+  for (std::size_t t = 0; t < session_->sums.size(); ++t)
+    session_->sums[t] = plain_sums_[session_->plan->tensors()[t].entries.front().second];
+  session_->receipt.data_path = "load";
+  prove(*session_);
+}
+
+Status SessionControl::abort_plain(const std::string& reason) {
+  if (session_ == nullptr || !session_->plain()) return Status(Code::kFailedPrecondition, "abort() without begin()");
+  fail(SessionEvent::kAbort, Status(Code::kCancelled, reason), phase());
+  return ok_status();
+}
+
+}  // namespace headrace

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/clock.h"
+#include "core/transport/control.h"
+#include "core/wire/messages.h"
+#include "receiver/applier.h"
+#include "receiver/guard_page.h"
+#include "receiver/memory_meter.h"
+#include "receiver/peer_book.h"
+#include "receiver/receiver.h"
+#include "receiver/session_table.h"
+#include "receiver/update_session.h"
+
+namespace headrace {
+
+/// The receiver's state and the update it is in, if any: every message, loss, deadline and engine event goes through the state table here.
+/// Progress thread only; what is enqueued on the apply thread comes back through `post`.
+class SessionControl {
+ public:
+  /// Everything outlives the control.
+  struct Environment {
+    const ReceiverOptions* options;
+    const WeightIndex* index;
+    const PlanGeometry* geometry;
+    const StorageTable* table;
+    const EngineHooks* hooks;
+    Applier* applier;
+    GuardPage* guard;
+    PeerBook* peers;
+    const Clock* clock;
+    std::function<void(const PeerId&, SessionId, wire::Body)> send;
+    PeerBook::Post post;
+  };
+
+  explicit SessionControl(Environment environment);
+
+  SessionState state() const noexcept { return state_; }
+  const std::optional<WeightVersion>& version() const noexcept { return version_; }
+  /// What WELCOME and STATUS say.
+  void describe(wire::Welcome& welcome) const;
+  void describe(wire::StatusReply& reply) const;
+
+  /// A sender of the open session may have been missing when OPENED was sent.
+  void on_hello(const PeerId& peer, const std::string& sender);
+  void on_message(const PeerId& peer, PeerBook::Peer& from, wire::Message message, std::vector<std::byte> attachment);
+  void on_peer_lost(const PeerId& peer, const Status& how);
+  void on_engine_event(EngineEvent event);
+  /// Looks at the deadline; call it at least every few hundred milliseconds.
+  void on_tick();
+
+  using Done = std::function<void(const Status&)>;
+  using ReceiptDone = std::function<void(Result<wire::Receipt>)>;
+  void begin_plain(const WeightVersion& version, Done done);
+  /// `tensors` stay valid until `done` is called.
+  void load_plain(std::span<const NamedView> tensors, Done done);
+  void finish_plain(ReceiptDone done);
+  Status abort_plain(const std::string& reason);
+
+ private:
+  void on_open(const PeerId& peer, const std::string& sender, SessionId id, const wire::Open& open);
+  Status check_open(const std::string& sender, const wire::Open& open, WeightVersion& version) const;
+  Status check_version(const WeightVersion& version) const;
+  void start_session(std::unique_ptr<UpdateSession> session, std::function<void(const Status&)> opened);
+  void on_manifest(UpdateSession& session, SessionSender& sender, wire::Manifest manifest);
+  const SenderPart* last_part(const std::string& sender, const Digest& digest) const;
+  void answer_manifests(UpdateSession& session);
+  void on_confirm(UpdateSession& session, SessionSender& sender);
+  void on_bucket(UpdateSession& session, SessionSender& sender, const PeerBook::Peer& from, const wire::Bucket& bucket,
+                 std::vector<std::byte> attachment);
+  void on_end(UpdateSession& session, SessionSender& sender, const wire::End& end);
+  void on_commit(const PeerId& peer, SessionId id);
+  void prove(UpdateSession& session);
+  void on_proven(const ProofOutcome& outcome, const Status& after);
+  void commit(UpdateSession& session);
+  void first_enqueue();
+  /// Ends the session as the table says for `event`, tells every sender; the first failure sticks.
+  void fail(SessionEvent event, wire::Failure failure);
+  void fail(SessionEvent event, const Status& status, std::string phase);
+  bool apply(SessionEvent event);
+  void publish();
+  void to_senders(const UpdateSession& session, const wire::Body& body);
+  Status attest() const;
+  std::string phase() const;
+  bool current(SessionId id) const { return session_ != nullptr && session_->id == id; }
+
+  Environment env_;
+  SessionState state_ = SessionState::kIdle;
+  SessionState resting_ = SessionState::kIdle;  // the state before OPEN
+  std::optional<WeightVersion> version_;        // what live storage holds as a whole
+  std::optional<WeightVersion> committed_;      // the last that was committed in this life, whatever happened since
+  std::unique_ptr<UpdateSession> session_;      // in kOpen, kApplying, kPrepared, kInDoubt
+  std::unique_ptr<UpdateSession> doubtful_;     // in doubt while a new update is open
+  SessionId last_session_;                      // committed last
+  std::optional<wire::Receipt> last_receipt_;
+  SessionId failed_session_;
+  wire::Failure failure_;                      // of failed_session_
+  std::string last_failure_;                   // for STATUS
+  std::string attempted_;                      // version of the failed session
+  std::shared_ptr<const SyncPlan> last_plan_;  // of the last commit; its parts are the manifests that a sender may name by digest
+  std::uint64_t updates_ = 0;
+  std::uint64_t apply_progress_ = 0;
+  SlotState published_ = SlotState::kNone;
+  MemoryMeter meter_;
+  // The plain call.
+  std::vector<wire::ManifestEntry> plain_entries_;
+  std::vector<FingerprintSum> plain_sums_;
+  ReceiptDone plain_done_;
+};
+
+}  // namespace headrace

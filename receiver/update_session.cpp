@@ -1,0 +1,149 @@
+#include "receiver/update_session.h"
+
+#include <fmt/format.h>
+
+namespace headrace {
+namespace {
+
+/// Bytes from an extent's offset to the end of its last element; nullopt when that is no number or the strides are odd.
+std::optional<std::int64_t> extent_reach(const Shape& shape, std::int64_t elem_bytes, std::span<const std::int64_t> strides) {
+  std::int64_t reach = elem_bytes;
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    std::int64_t step = 0;
+    if (strides[d] < 0 || __builtin_mul_overflow(shape[d] - 1, strides[d], &step) || __builtin_add_overflow(reach, step, &reach))
+      return std::nullopt;
+  }
+  return reach;
+}
+
+Status check_extent_bytes(const wire::Extent& extent, const Shape& shape, std::int64_t elem_bytes, std::span<const std::byte> memory) {
+  if (!extent.strides.empty() && extent.strides.size() != shape.size()) {
+    return Status(Code::kInvalidArgument, fmt::format("{} strides for {} dimensions", extent.strides.size(), shape.size()));
+  }
+  const auto strides = extent.strides.empty() ? packed_strides(shape, elem_bytes) : extent.strides;
+  const auto reach = extent_reach(shape, elem_bytes, strides);
+  if (!reach) return Status(Code::kInvalidArgument, fmt::format("strides {} of box shape {}", to_string(extent.strides), to_string(shape)));
+  const auto size = static_cast<std::int64_t>(memory.size());
+  if (extent.offset < 0 || extent.offset > size || *reach > size - extent.offset) {
+    return Status(Code::kInvalidArgument, fmt::format("bytes [{}, {}+{}) of a memory of {}", extent.offset, extent.offset, *reach, size));
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+void UpdateSession::adopt(std::shared_ptr<const SyncPlan> agreed) {
+  plan = std::move(agreed);
+  coverage = std::make_unique<Coverage>(*plan);
+  sums.assign(plan->tensors().size(), FingerprintSum{});
+  receipt.tensors = plan->tensors().size();
+  for (const PlanTensor& tensor : plan->tensors())
+    if (tensor.expert >= 0) ++receipt.expert_tensors;
+}
+
+Status UpdateSession::check_bucket(SessionSender& sender, const wire::Bucket& bucket, std::uint32_t credits, const Resolve& resolve,
+                                   std::vector<SyncPlan::KeyedJob>& jobs, wire::Failure& failure) {
+  failure.bucket = static_cast<std::int64_t>(bucket.sequence);
+  failure.sender = sender.name;
+  if (sender.ended) return Status(Code::kFailedPrecondition, "a bucket after END");
+  if (bucket.sequence != sender.buckets) {
+    failure.expected = std::to_string(sender.buckets);
+    failure.actual = std::to_string(bucket.sequence);
+    return Status(Code::kFailedPrecondition, "buckets are not gapless");
+  }
+  if (sender.buckets - sender.consumed >= credits) {
+    return Status(Code::kFailedPrecondition,
+                  fmt::format("{} buckets on the way, {} are granted", sender.buckets - sender.consumed + 1, credits));
+  }
+  const std::uint32_t s = index_of(sender);
+  const auto entries = plan->entries(s);
+  for (const wire::Extent& extent : bucket.extents) {
+    if (extent.entry >= entries.size()) {
+      return Status(Code::kInvalidArgument, fmt::format("entry {} of a manifest of {}", extent.entry, entries.size()));
+    }
+    const PlanEntry& entry = entries[extent.entry];
+    failure.name = plan->entry(s, extent.entry).name;
+    if (entry.tensor < 0) return Status(Code::kInvalidArgument, fmt::format("{}: this rank wants nothing of it", failure.name));
+    if (!extent.box && entry.wanted.size() != 1) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("{}: an extent without a box, {} boxes are wanted", failure.name, entry.wanted.size()));
+    }
+    const Box& box = extent.box ? *extent.box : entry.wanted.front();
+    const PlanTensor& tensor = plan->tensors()[static_cast<std::size_t>(entry.tensor)];
+    const TensorGeometry& source = plan->geometry().of(tensor.rule).source;
+    if (!box_fits(box, source.shape)) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("{}: box {} does not lie in shape {}", failure.name, to_string(box), to_string(source.shape)));
+    }
+    const auto within = [&](const Status& status) { return Status(status.code(), fmt::format("{}: {}", failure.name, status.message())); };
+    Result<std::span<const std::byte>> memory = resolve(extent.memory);
+    if (!memory.ok()) return within(memory.status());
+    if (Status status = check_extent_bytes(extent, box.shape(), source.elem_bytes, memory.value()); !status.ok()) return within(status);
+    if (Status status = coverage->add(s, extent.entry, box); !status.ok()) return within(status);
+    if (Status status = plan->append_jobs(tensor, box, memory.value().data() + extent.offset, extent.strides, jobs); !status.ok())
+      return within(status);
+    receipt.wire_bytes += static_cast<std::uint64_t>(box.elements() * source.elem_bytes);
+  }
+  ++sender.buckets;
+  ++receipt.buckets;
+  failure.name.clear();
+  return ok_status();
+}
+
+Status UpdateSession::check_end(SessionSender& sender, const wire::End& end, bool require_proof, wire::Failure& failure) {
+  failure.sender = sender.name;
+  if (sender.ended) return Status(Code::kFailedPrecondition, "END twice");
+  if (end.buckets != sender.buckets) {
+    failure.expected = std::to_string(end.buckets);
+    failure.actual = std::to_string(sender.buckets);
+    return Status(Code::kFailedPrecondition, "the sender counts other buckets than came");
+  }
+  const std::uint32_t s = index_of(sender);
+  const auto entries = plan->entries(s);
+  std::vector<bool> given(entries.size(), false);
+  for (const wire::EntryFingerprint& fingerprint : end.fingerprints) {
+    if (fingerprint.entry >= entries.size() || entries[fingerprint.entry].tensor < 0 || given[fingerprint.entry]) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("a fingerprint of entry {}, which is unknown, not wanted, or came twice", fingerprint.entry));
+    }
+    given[fingerprint.entry] = true;
+    sums[static_cast<std::size_t>(entries[fingerprint.entry].tensor)] += fingerprint.sum;
+    ++sums_given;
+  }
+  for (std::size_t e = 0; e < entries.size(); ++e) {
+    if (entries[e].tensor < 0 || given[e]) continue;
+    if (end.fingerprints.empty() && !require_proof) break;
+    failure.name = plan->entry(s, static_cast<std::uint32_t>(e)).name;
+    return Status(Code::kInvalidArgument, fmt::format("{}: no fingerprint", failure.name));
+  }
+  sender.ended = true;
+  return ok_status();
+}
+
+double UpdateSession::lap_ms() {
+  const std::int64_t now = clock->now_ns();
+  const double ms = static_cast<double>(now - (phase_ns != 0 ? phase_ns : opened_ns)) / 1e6;
+  phase_ns = now;
+  return ms;
+}
+
+std::string UpdateSession::waiting_for() const {
+  std::string names;
+  for (const SessionSender& sender : senders) {
+    const char* due = nullptr;
+    if (!sender.part) {
+      due = "MANIFEST";
+    } else if (!begun && !sender.confirmed) {
+      due = "CONFIRM";
+    } else if (begun && !sender.ended) {
+      due = "BUCKET or END";
+    }
+    if (due == nullptr) continue;
+    if (!names.empty()) names += ", ";
+    names += fmt::format("{} of sender {}{}", due, sender.name, sender.peer ? "" : " (not connected)");
+  }
+  if (names.empty() && !senders.empty()) names = fmt::format("COMMIT of sender {}", senders.front().name);
+  return names.empty() ? "finish()" : names;
+}
+
+}  // namespace headrace

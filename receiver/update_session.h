@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/clock.h"
+#include "core/base/ids.h"
+#include "core/transport/control.h"
+#include "core/wire/messages.h"
+#include "receiver/applier.h"
+#include "receiver/coverage.h"
+#include "receiver/sync_plan.h"
+
+namespace headrace {
+
+/// One named sender of a session, connected or not.
+struct SessionSender {
+  std::string name;
+  std::optional<PeerId> peer;
+  std::optional<SenderPart> part;
+  bool known_manifest = false;  // it sent only the digest
+  bool confirmed = false;
+  bool ended = false;
+  std::uint64_t buckets = 0;   // taken: the sequence number that comes next
+  std::uint64_t consumed = 0;  // of them answered
+  std::uint64_t progress = 0;  // as its last PING said
+};
+
+/// One update: who takes part, what was agreed, what has arrived. A value on the progress thread; it decides nothing about states
+/// (session_table.h).
+struct UpdateSession {
+  UpdateSession(SessionId session_id, WeightVersion session_version, const Clock& session_clock, std::int64_t deadline_ms)
+      : id(session_id),
+        version(std::move(session_version)),
+        clock(&session_clock),
+        deadline(session_clock, deadline_ms),
+        opened_ns(clock->now_ns()) {}
+
+  SessionId id;
+  WeightVersion version;
+  PlanOptions options;
+  std::vector<SessionSender> senders;  // the lead first; empty for the plain call
+  bool opened = false;                 // the engine has attested, storage is in place
+  bool begun = false;                  // every sender confirmed
+  std::shared_ptr<const SyncPlan> plan;
+  std::unique_ptr<Coverage> coverage;
+  ExpectedSums sums;
+  std::uint64_t sums_given = 0;  // entries with a fingerprint so far
+  wire::Receipt receipt;
+  const Clock* clock;
+  ProgressDeadline deadline;
+  std::int64_t opened_ns;
+  std::int64_t phase_ns = 0;  // start of the present phase
+
+  bool plain() const noexcept { return senders.empty(); }
+  SessionSender* find(const PeerId& peer) {
+    for (SessionSender& sender : senders)
+      if (sender.peer == peer) return &sender;
+    return nullptr;
+  }
+  SessionSender* find(std::string_view name) {
+    for (SessionSender& sender : senders)
+      if (sender.name == name) return &sender;
+    return nullptr;
+  }
+  std::uint32_t index_of(const SessionSender& sender) const { return static_cast<std::uint32_t>(&sender - senders.data()); }
+
+  /// Adopts a plan: coverage and sums start empty.
+  void adopt(std::shared_ptr<const SyncPlan> agreed);
+  /// Checks one bucket against plan, coverage and memory, and turns it into nests; nothing is written. On failure `failure` names bucket
+  /// and tensor. `resolve` gives the readable bytes of a memory.
+  using Resolve = std::function<Result<std::span<const std::byte>>(MemoryId)>;
+  Status check_bucket(SessionSender& sender, const wire::Bucket& bucket, std::uint32_t credits, const Resolve& resolve,
+                      std::vector<SyncPlan::KeyedJob>& jobs, wire::Failure& failure);
+  /// Takes a sender's fingerprints: each wanted entry once, nothing else. An empty list is possible only when nothing is to be proven.
+  Status check_end(SessionSender& sender, const wire::End& end, bool require_proof, wire::Failure& failure);
+  /// Milliseconds since the last call, or since OPEN.
+  double lap_ms();
+  /// Which senders have not done what is due, for deadline messages.
+  std::string waiting_for() const;
+};
+
+}  // namespace headrace

@@ -28,7 +28,7 @@ struct StepRange {
 };
 
 Status check_table(const StridedCopy& copy, StepRange& range) {
-  const CopyDim& dim = copy.dims[static_cast<std::size_t>(copy.indexed_dim)];
+  const CopyDim& dim = copy.dims[static_cast<std::uint8_t>(copy.indexed_dim)];
   if (!copy.slots || static_cast<std::int64_t>(copy.slots->size()) < dim.count) {
     return refuse(copy, fmt::format("dimension {} goes through a table of {} slots, expected at least {}", copy.indexed_dim,
                                     copy.slots ? copy.slots->size() : 0, dim.count));

@@ -1,6 +1,7 @@
 #include "kernels/host_kernels.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <type_traits>
@@ -250,6 +251,18 @@ struct Lanes {
   std::uint64_t sum1 = 0;
 };
 
+#if HWY_TARGET != HWY_SCALAR
+/// SumOfLanes adds signed numbers on some targets, which may not wrap.
+template <class D>
+std::uint64_t wrapped_sum(D d, hn::VFromD<D> lanes) {
+  alignas(64) std::array<std::uint64_t, hn::MaxLanes(D())> parts;
+  hn::StoreU(lanes, d, parts.data());
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) sum += parts[i];
+  return sum;
+}
+#endif
+
 /// Adds word * K of the words at `src`; `table` points at the first word's constant.
 template <bool kCopy>
 void sum_words(const std::byte* src, std::byte* to, const std::uint32_t* table, std::size_t words, Lanes& sums) {
@@ -274,8 +287,8 @@ void sum_words(const std::byte* src, std::byte* to, const std::uint32_t* table, 
     odd0 = hn::Add(odd0, hn::MulEven(word_odd, upper(k0)));
     odd1 = hn::Add(odd1, hn::MulEven(word_odd, upper(k1)));
   }
-  sums.sum0 += hn::GetLane(hn::SumOfLanes(d64, hn::Add(even0, odd0)));
-  sums.sum1 += hn::GetLane(hn::SumOfLanes(d64, hn::Add(even1, odd1)));
+  sums.sum0 += wrapped_sum(d64, hn::Add(even0, odd0));
+  sums.sum1 += wrapped_sum(d64, hn::Add(even1, odd1));
 #endif
   for (; i < words; ++i) {
     std::uint32_t word;

@@ -215,6 +215,7 @@ Result<std::vector<std::int64_t>> granule(const StridedCopy& copy, const TensorG
   Result<Anatomy> anatomy = dissect(nest, source);
   if (!anatomy.ok()) return source.shape;  // no inner cut is expressible: whole tensors only
   std::vector<std::int64_t> granules;
+  granules.reserve(source.shape.size());
   for (std::size_t d = 0; d < source.shape.size(); ++d) granules.push_back(granule_of(anatomy.value(), d));
   return granules;
 }

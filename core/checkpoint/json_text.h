@@ -21,6 +21,8 @@ JsonValue to_json(const T& value) {
   } else if constexpr (std::floating_point<T>) {
     return JsonValue(JsonValue::Content(static_cast<double>(value)));
   } else if constexpr (std::unsigned_integral<T>) {
+    // As the parser does: the unsigned kind only for what does not fit the signed one.
+    if (std::in_range<std::int64_t>(value)) return JsonValue(JsonValue::Content(static_cast<std::int64_t>(value)));
     return JsonValue(JsonValue::Content(static_cast<std::uint64_t>(value)));
   } else if constexpr (std::signed_integral<T>) {
     return JsonValue(JsonValue::Content(static_cast<std::int64_t>(value)));

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/exit_code.h"
+
+// The verbs of `headrace`, one file each. Every option struct is what the command line says; `json` is the file of --json.
+namespace headrace::cli {
+
+struct ServeOptions {
+  std::string job;
+  std::string config;      // folder with config.json
+  std::string checkpoint;  // folder or file whose headers (and config) say what the model is
+  std::string family = "auto";
+  std::string variant = "plain";
+  std::string layout = "tp1";
+  std::int32_t rank = 0;
+  std::string engine = "engine-0";
+  std::string endpoint;
+  std::string load;
+  std::uint32_t threads = 1;
+  std::int64_t deadline_ms = 0;
+  std::int64_t bucket_bytes_max = 0;
+  std::vector<std::string> optional_names;
+  std::string json;
+};
+/// Owns host storage and receives updates until SIGTERM or SIGINT. Must be called before the process has started threads.
+ExitCode serve(const ServeOptions& options);
+
+struct PushOptions {
+  std::string checkpoint;
+  std::vector<std::string> to;
+  std::string job;      // for tcp endpoints
+  std::string version;  // RUN/STEP; empty: the step after what is served
+  std::vector<std::string> scopes{"target"};
+  std::string sender = "push";
+  std::string data_path = "auto";
+  std::uint32_t threads = 1;
+  std::int64_t bucket_bytes = 0;
+  std::int64_t deadline_ms = 0;
+  bool some_ranks = false;
+  std::string json;
+};
+/// One update from a checkpoint on disk.
+ExitCode push(const PushOptions& options);
+
+struct StatusOptions {
+  std::string job;  // empty: all
+  std::string json;
+};
+ExitCode status(const StatusOptions& options);
+
+struct FingerprintOptions {
+  std::vector<std::string> source;  // a checkpoint, a job, or endpoints
+  std::string job;
+  std::uint32_t threads = 1;
+  std::string json;
+};
+/// Whole-tensor fingerprints, in the same form for a checkpoint and for a job.
+ExitCode fingerprint(const FingerprintOptions& options);
+
+struct VerifyOptions {
+  std::string checkpoint;
+  std::vector<std::string> to;
+  std::string job;
+  std::uint32_t threads = 1;
+  std::uint32_t differences_max = 20;
+  std::string json;
+};
+/// Compares what a job serves with a checkpoint.
+ExitCode verify(const VerifyOptions& options);
+
+struct DoctorOptions {
+  bool clean = false;
+  std::string json;
+};
+/// What this machine can do, what to change, and what killed processes left.
+ExitCode doctor(const DoctorOptions& options);
+
+}  // namespace headrace::cli

@@ -1,0 +1,135 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/exit_code.h"
+
+namespace headrace::cli {
+namespace {
+
+constexpr const char* kTarget = "a job name (all its ranks in the run directory), or endpoints: ipc://PATH, tcp://127.0.0.1:PORT";
+
+void add_json(CLI::App& verb, std::string& file) {
+  verb.add_option("--json", file, "write the result as JSON to this file; - is standard output")->type_name("FILE");
+}
+
+void add_serve(CLI::App& app, std::function<ExitCode()>& action) {
+  auto options = std::make_shared<ServeOptions>();
+  CLI::App* verb = app.add_subcommand("serve", "own the live storage of one rank and receive updates");
+  verb->add_option("--job", options->job, "name of the job")->required();
+  auto* config = verb->add_option("--config", options->config, "folder with the model's config.json")->type_name("DIR");
+  auto* checkpoint =
+      verb->add_option("--checkpoint", options->checkpoint, "checkpoint whose headers and config say what the model is")->type_name("DIR");
+  config->excludes(checkpoint);
+  verb->add_option("--family", options->family, "auto, deepseek_v4 or dense")->capture_default_str();
+  verb->add_option("--variant", options->variant, "plain or padded")->capture_default_str();
+  verb->add_option("--layout", options->layout, "how ranks divide the model: ep4, tp2, tp2,ep4")->capture_default_str();
+  verb->add_option("--rank", options->rank, "which of them this is")->capture_default_str();
+  verb->add_option("--engine", options->engine, "name of the engine")->capture_default_str();
+  verb->add_option("--endpoint", options->endpoint, "tcp://127.0.0.1:PORT instead of a socket in the run directory");
+  verb->add_option("--load", options->load, "fill the storage from this checkpoint first")->type_name("DIR");
+  verb->add_option("--threads", options->threads, "that copy and fingerprint")->check(CLI::Range(1, 1024))->capture_default_str();
+  verb->add_option("--deadline-ms", options->deadline_ms, "give a session up after this long without progress")->check(CLI::PositiveNumber);
+  verb->add_option("--bucket-bytes-max", options->bucket_bytes_max, "largest bucket to accept")->check(CLI::PositiveNumber);
+  verb->add_option("--optional", options->optional_names, "checkpoint names that an update need not bring (pattern)")->type_name("PATTERN");
+  add_json(*verb, options->json);
+  verb->callback([&action, options] { action = [options] { return serve(*options); }; });
+}
+
+void add_push(CLI::App& app, std::function<ExitCode()>& action) {
+  auto options = std::make_shared<PushOptions>();
+  CLI::App* verb = app.add_subcommand("push", "update running receivers from a checkpoint on disk");
+  verb->add_option("checkpoint", options->checkpoint, "folder or safetensors file")->required()->type_name("DIR");
+  verb->add_option("--to", options->to, kTarget)->required()->type_name("JOB|ENDPOINT");
+  verb->add_option("--job", options->job, "name of the job, for tcp endpoints");
+  verb->add_option("--version", options->version, "RUN/STEP; without it the step after what is served");
+  verb->add_option("--scope", options->scopes, "what the update covers: target, draft, vision, tables")->capture_default_str();
+  verb->add_option("--sender", options->sender, "name of this sender")->capture_default_str();
+  verb->add_option("--data-path", options->data_path, "auto, shm or inline")
+      ->check(CLI::IsMember({"auto", "shm", "inline"}))
+      ->capture_default_str();
+  verb->add_option("--threads", options->threads, "that pack")->check(CLI::Range(1, 1024))->capture_default_str();
+  verb->add_option("--bucket-bytes", options->bucket_bytes, "size of a bucket")->check(CLI::PositiveNumber);
+  verb->add_option("--deadline-ms", options->deadline_ms, "give up after this long without progress")->check(CLI::PositiveNumber);
+  verb->add_flag("--some-ranks", options->some_ranks, "update only the ranks named by endpoints");
+  add_json(*verb, options->json);
+  verb->callback([&action, options] { action = [options] { return push(*options); }; });
+}
+
+void add_status(CLI::App& app, std::function<ExitCode()>& action) {
+  auto options = std::make_shared<StatusOptions>();
+  CLI::App* verb = app.add_subcommand("status", "states, versions and serving guard");
+  verb->add_option("job", options->job, "name of a job; without it all jobs")->type_name("JOB");
+  add_json(*verb, options->json);
+  verb->callback([&action, options] { action = [options] { return status(*options); }; });
+}
+
+void add_fingerprint(CLI::App& app, std::function<ExitCode()>& action) {
+  auto options = std::make_shared<FingerprintOptions>();
+  CLI::App* verb = app.add_subcommand("fingerprint", "whole-tensor fingerprints of a checkpoint or of what a job serves");
+  verb->add_option("source", options->source, fmt::format("a checkpoint on disk, {}", kTarget))->required()->type_name("DIR|JOB");
+  verb->add_option("--job", options->job, "name of the job, for tcp endpoints");
+  verb->add_option("--threads", options->threads, "that read a checkpoint")->check(CLI::Range(1, 1024))->capture_default_str();
+  add_json(*verb, options->json);
+  verb->callback([&action, options] { action = [options] { return fingerprint(*options); }; });
+}
+
+void add_verify(CLI::App& app, std::function<ExitCode()>& action) {
+  auto options = std::make_shared<VerifyOptions>();
+  CLI::App* verb = app.add_subcommand("verify", "compare what a job serves with a checkpoint");
+  verb->add_option("checkpoint", options->checkpoint, "folder or safetensors file")->required()->type_name("DIR");
+  verb->add_option("target", options->to, kTarget)->required()->type_name("JOB");
+  verb->add_option("--job", options->job, "name of the job, for tcp endpoints");
+  verb->add_option("--threads", options->threads, "that read the checkpoint")->check(CLI::Range(1, 1024))->capture_default_str();
+  verb->add_option("--differences-max", options->differences_max, "differences to print")->capture_default_str();
+  add_json(*verb, options->json);
+  verb->callback([&action, options] { action = [options] { return verify(*options); }; });
+}
+
+void add_doctor(CLI::App& app, std::function<ExitCode()>& action) {
+  auto options = std::make_shared<DoctorOptions>();
+  CLI::App* verb = app.add_subcommand("doctor", "what this machine can do, what to change, and leftovers");
+  verb->add_flag("--clean", options->clean, "remove what killed processes left");
+  add_json(*verb, options->json);
+  verb->callback([&action, options] { action = [options] { return doctor(*options); }; });
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Puts new weights into running inference ranks, in place and proven.", "headrace");
+  app.require_subcommand(1);
+  app.set_version_flag("--program-version", HEADRACE_VERSION);
+  std::function<ExitCode()> action;
+  add_serve(app, action);
+  add_push(app, action);
+  add_status(app, action);
+  add_fingerprint(app, action);
+  add_verify(app, action);
+  add_doctor(app, action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);
+    return code == 0 ? 0 : to_int(ExitCode::kUsage);
+  }
+  try {
+    return to_int(action());
+  } catch (const Error& error) {
+    fmt::print(stderr, "headrace: {}\n", error.status().to_string());
+    return to_int(exit_code(error.status().code()));
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "headrace: a bug of ours: {}\n", error.what());
+    return to_int(ExitCode::kInternal);
+  }
+}
+
+}  // namespace
+}  // namespace headrace::cli
+
+int main(int argc, char** argv) {
+  return headrace::cli::run(argc, argv);
+}

@@ -135,6 +135,7 @@ Result<GuardPage> GuardPage::create(const std::filesystem::path& path, const std
   if (header->ranks != ranks) return bad_page(path, fmt::format("is for {} ranks, this engine has {}", header->ranks, ranks));
   GuardPage guard(std::move(region).value(), rank);
   guard.publish(SlotState::kNone, 0, WeightVersion{});
+  ::flock(fd.get(), LOCK_UN);  // closing does not: the mapping keeps the open file, and the lock with it, alive
   return guard;
 }
 

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -20,8 +21,14 @@ class JsonValue {
   using Object = std::vector<JsonMember>;  // in the order of the text, keys unique
   using Content = std::variant<std::nullptr_t, bool, std::int64_t, std::uint64_t, double, std::string, Array, Object>;
 
-  JsonValue() = default;
-  explicit JsonValue(Content content) : content_(std::move(content)) {}
+  // Defined below JsonMember, which they need whole.
+  JsonValue();
+  explicit JsonValue(Content content);
+  JsonValue(const JsonValue&);
+  JsonValue(JsonValue&&) noexcept;
+  JsonValue& operator=(const JsonValue&);
+  JsonValue& operator=(JsonValue&&) noexcept;
+  ~JsonValue();
 
   bool is_null() const noexcept { return std::holds_alternative<std::nullptr_t>(content_); }
   /// The accessors give null pointers or nullopt when the value is of another kind.
@@ -40,13 +47,21 @@ class JsonValue {
   std::string_view kind() const noexcept;
 
  private:
-  Content content_ = nullptr;
+  Content content_;
 };
 
 struct JsonMember {
   std::string key;
   JsonValue value;
 };
+
+inline JsonValue::JsonValue() = default;
+inline JsonValue::JsonValue(Content content) : content_(std::move(content)) {}
+inline JsonValue::JsonValue(const JsonValue&) = default;
+inline JsonValue::JsonValue(JsonValue&&) noexcept = default;
+inline JsonValue& JsonValue::operator=(const JsonValue&) = default;
+inline JsonValue& JsonValue::operator=(JsonValue&&) noexcept = default;
+inline JsonValue::~JsonValue() = default;
 
 struct JsonLimits {
   std::size_t bytes_max = std::size_t{64} << 20;

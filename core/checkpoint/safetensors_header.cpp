@@ -10,6 +10,7 @@
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <tuple>
 
 #include "core/checkpoint/safetensors.h"
 
@@ -58,6 +59,7 @@ struct Entry {
   std::size_t dims_count = 0;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
+  std::size_t order = 0;  // in the header
 };
 
 /// Bits of the packed tensor; nullopt when a product on the way, dimensions in order, does not fit 64 bits.
@@ -105,7 +107,7 @@ class HeaderReader {
   bool read_part(int part, Entry& entry, ondemand::value value, bool& whole);
   bool read_integers(std::string_view name, std::string_view what, ondemand::value value, std::vector<std::uint64_t>& out, bool& whole);
   bool read_ignored(ondemand::value value, int depth);
-  void add(Entry entry);
+  void add(const Entry& entry);
 
   const bool strict_;
   ondemand::parser parser_;
@@ -156,7 +158,7 @@ bool HeaderReader::read_key(ondemand::field& field, std::string_view& key) {
 }
 
 bool HeaderReader::read_metadata(ondemand::value value) {
-  ondemand::json_type type;
+  auto type = ondemand::json_type::null;
   if (const auto error = value.type().get(type)) return fatal(error);
   if (type == ondemand::json_type::null) return read_ignored(value, 1);
   ondemand::object object;
@@ -186,7 +188,7 @@ bool HeaderReader::read_tensor(std::string_view name, ondemand::value value) {
     tensor_defect(name, fmt::format("a name of {} bytes, at most {} are taken", name.size(), kSafetensorsNameBytesMax));
   }
   if (strict_ && has_control_character(name)) tensor_defect(name, "control characters in the name");
-  ondemand::json_type type;
+  auto type = ondemand::json_type::null;
   if (const auto error = value.type().get(type)) return fatal(error);
   Entry entry;
   entry.name = name;
@@ -204,7 +206,7 @@ bool HeaderReader::read_tensor(std::string_view name, ondemand::value value) {
     return fatal(fmt::format("tensor {}: its value is no object", shown(name)));
   }
   if (whole) {
-    add(std::move(entry));
+    add(entry);
   } else {
     all_whole_ = false;
   }
@@ -252,7 +254,7 @@ bool HeaderReader::read_tensor_array(Entry& entry, ondemand::array array, bool& 
 
 /// A string, or for the reference also an object with the dtype as its only key and null as the value.
 bool HeaderReader::read_dtype(const Entry& entry, ondemand::value value, std::string_view& text) {
-  ondemand::json_type type;
+  auto type = ondemand::json_type::null;
   if (const auto error = value.type().get(type)) return fatal(error);
   if (type == ondemand::json_type::string) {
     if (const auto error = value.get_string().get(text)) return fatal(error);
@@ -324,7 +326,7 @@ bool HeaderReader::read_integers(std::string_view name, std::string_view what, o
 
 /// Walks a value nobody reads: the on-demand parser checks only what is asked for, the reference checks all.
 bool HeaderReader::read_ignored(ondemand::value value, int depth) {
-  ondemand::json_type type;
+  auto type = ondemand::json_type::null;
   if (const auto error = value.type().get(type)) return fatal(error);
   switch (type) {
     case ondemand::json_type::object: {
@@ -375,21 +377,23 @@ bool HeaderReader::read_ignored(ondemand::value value, int depth) {
   return fatal("a value of unknown type");
 }
 
-void HeaderReader::add(Entry entry) {
+void HeaderReader::add(const Entry& entry) {
   const auto [place, fresh] = by_name_.emplace(entry.name, entries_.size());
   if (fresh) {
-    entries_.push_back(std::move(entry));
+    entries_.push_back(entry);
+    entries_.back().order = place->second;
     return;
   }
   if (strict_) tensor_defect(entry.name, "stands twice");
-  entries_[place->second] = std::move(entry);
+  entries_[place->second] = entry;
+  entries_[place->second].order = place->second;
 }
 
 void HeaderReader::check_offsets(std::int64_t header_bytes, std::int64_t file_bytes) {
   if (!all_whole_) return;  // offsets of the others would only seem wrong
   for (Entry& entry : entries_) entry.dims = std::span(all_dims_).subspan(entry.dims_begin, entry.dims_count);
-  std::stable_sort(entries_.begin(), entries_.end(),
-                   [](const Entry& a, const Entry& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
+  std::sort(entries_.begin(), entries_.end(),
+            [](const Entry& x, const Entry& y) { return std::tie(x.begin, x.end, x.order) < std::tie(y.begin, y.end, y.order); });
   const auto data_bytes = static_cast<std::uint64_t>(file_bytes - 8 - header_bytes);
   std::uint64_t expected_begin = 0;
   const Entry* cut = nullptr;

@@ -28,6 +28,7 @@ std::string list_below(const Layers& layers, int end) {
 
 std::vector<int> compress_ratios(int layers) {
   std::vector<int> ratios;
+  ratios.reserve(static_cast<std::size_t>(layers));
   for (int layer = 0; layer < layers; ++layer) ratios.push_back(layer < 2 ? 0 : layer < kUngatedLayer ? 2 : 1);
   return ratios;
 }

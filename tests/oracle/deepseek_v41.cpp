@@ -121,6 +121,7 @@ ExpectedStorage expert_storage(const CheckpointBytes& checkpoint, std::uint64_t 
     }
     storage.pieces.push_back({slot_bytes, [tensors, rule](std::uint64_t version) {
                                 std::vector<Bytes> sources;
+                                sources.reserve(tensors.size());
                                 for (const CheckpointBytes::Tensor* tensor : tensors) sources.push_back(version_bytes(*tensor, version));
                                 return rule(sources);
                               }});
@@ -150,7 +151,7 @@ ExpectedStorage stacked_storage(const std::string& name, const std::map<int, con
   for (const auto& [shard, tensor] : shards) {
     storage.sources.push_back(tensor->name);
     storage.bytes += tensor->bytes.size();
-    storage.pieces.push_back({tensor->bytes.size(), [tensor = tensor](std::uint64_t version) { return version_bytes(*tensor, version); }});
+    storage.pieces.push_back({tensor->bytes.size(), [source = tensor](std::uint64_t version) { return version_bytes(*source, version); }});
   }
   storage.source_bytes = storage.bytes;
   return storage;

@@ -64,7 +64,8 @@ void BucketFiller::place(std::uint32_t entry, const Cell& cell, Placed placed, s
   for (const std::uint32_t r : plan_->groups[cell.group]) {
     const auto& boxes = (*wanted_)[r][entry].boxes;
     Placed& mine = placed_[r].emplace_back(placed);
-    if (boxes.size() != 1 || boxes.front() != cell.box) mine.extent.box = cell.box;
+    // On the wire strides stand behind a box.
+    if (boxes.size() != 1 || boxes.front() != cell.box || !placed.extent.strides.empty()) mine.extent.box = cell.box;
     sums_[r][entry] += sum;
     extents_ = std::max(extents_, placed_[r].size());
   }

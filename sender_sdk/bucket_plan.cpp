@@ -130,6 +130,7 @@ class Planner {
   Status collect_demands(std::size_t e) {
     const wire::ManifestEntry& entry = input_.entries[e];
     demands_.clear();
+    if (entry.box.empty()) return ok_status();
     for (std::size_t r = 0; r < input_.wanted.size(); ++r) {
       const wire::Wanted& wanted = input_.wanted[r][e];
       if (wanted.boxes.empty()) continue;

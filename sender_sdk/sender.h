@@ -81,7 +81,8 @@ struct ReceiverInfo {
 
 /// A trainer's end of an update. One thread calls it at a time; a thread of its own keeps the connections alive, so a caller may take its
 /// time between calls (up to the deadline). Every failure is sticky until the next open(); it names rank, phase, bucket and tensor, and has
-/// been told to all receivers.
+/// been told to all receivers. A call refused for its own arguments (an unknown or repeated name, a view that does not fit, missing entries
+/// at finish()) changes nothing: the update goes on.
 class Sender {
  public:
   /// Connects to every receiver and agrees on protocol and data path. kUnavailable: no receiver; kFailedPrecondition: another job or host;

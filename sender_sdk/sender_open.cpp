@@ -62,7 +62,12 @@ Status SenderImpl::settle_last_update() {
     return Status(Code::kUnavailable, fmt::format("open: {} is gone ({}), connect again", receiver.name(), receiver.lost->message()));
   }
   // What add_async() still has of the last update is given back before anything of this one can be mistaken for it.
-  changed_.wait(lock, [&] { return queue_.empty() && !packing_; });
+  // Nor does a new session overtake the ABORT of the old one.
+  const auto& all = flow_.receivers();
+  changed_.wait(lock, [&] {
+    return queue_.empty() && !packing_ &&
+           std::all_of(all.begin(), all.end(), [](const ReceiverFlow& receiver) { return receiver.lost || receiver.outbox.empty(); });
+  });
   return ok_status();
 }
 

@@ -139,7 +139,7 @@ SessionFlow::Outcome SessionFlow::on_opened(ReceiverFlow& receiver, SessionId se
 SessionFlow::Outcome SessionFlow::on_error(ReceiverFlow& receiver, SessionId session, wire::Failure failure) {
   const bool dead = std::find(dead_.begin(), dead_.end(), session) != dead_.end();
   const bool concerns_us = active_ && !dead && (session == session_ || session_.value == 0);
-  if (session == session_ || session.value == 0) receiver.ended = true;
+  if (session == session_) receiver.ended = true;
   if (receiver.opened && receiver.opened_session == session) receiver.opened.reset();
   if (!concerns_us && session != session_) remember_dead(session);
   if (!concerns_us) return {};

@@ -28,7 +28,8 @@ struct ZmqTcpBackend {
   Result<std::unique_ptr<ControlListener>> listen(const ControlOptions& options) {
     // A second listener has its own descriptor socket, so that it is the port that refuses it.
     auto listener = listen_zmq(endpoint_, (folder_.path() / (std::to_string(++listeners_) + ".fds")).string(), options);
-    if (listener.ok()) endpoint_ = listener.value()->endpoint();
+    // Once only: a test may connect from another thread meanwhile.
+    if (listener.ok() && endpoint_.ends_with(":0")) endpoint_ = listener.value()->endpoint();
     return listener;
   }
   Result<std::unique_ptr<ControlConnection>> connect(const ControlOptions& options) { return connect_zmq(endpoint_, options); }

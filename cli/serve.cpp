@@ -15,6 +15,7 @@
 #include "core/base/digest.h"
 #include "core/checkpoint/checkpoint.h"
 #include "core/device/device.h"
+#include "core/transport/run_directory.h"
 #include "kernels/fingerprint.h"
 #include "receiver/host_storage.h"
 #include "receiver/models/family.h"
@@ -174,6 +175,9 @@ ExitCode serve(const ServeOptions& options) {
   if (!announced.ok()) return finish_failed(announced, json);
   const int signal = stop.wait();
   fmt::print(stderr, "headrace serve: {}, leaving\n", signal == SIGTERM ? "SIGTERM" : "SIGINT");
+  receiver.value().reset();
+  // The guard page and the job's folder belong to all ranks: the last one to leave takes them along.
+  if (const Result<RunDirectory> directory = RunDirectory::open(options.job); directory.ok()) directory.value().clean(false);
   return ExitCode::kDone;
 }
 

@@ -82,6 +82,15 @@ void Demo::line(const std::string& label, const std::string& text) const {
   std::fflush(stdout);
 }
 
+Demo::~Demo() {
+  // After a failure: ranks that are asked to leave take their sockets along, killed ones would not.
+  trainers_.clear();
+  for (const ChildProcess& rank : ranks_) rank.send_signal(SIGTERM);
+  for (ChildProcess& rank : ranks_) (void)rank.wait(kTornTimeoutMs).ok();
+  ranks_.clear();
+  if (const Result<RunDirectory> directory = RunDirectory::open(job_); directory.ok()) directory.value().clean(false);
+}
+
 Status Demo::run() {
   HEADRACE_RETURN_IF_ERROR(make_checkpoint());
   HEADRACE_RETURN_IF_ERROR(start_ranks());

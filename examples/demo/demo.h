@@ -29,6 +29,10 @@ struct DemoOptions {
 class Demo {
  public:
   explicit Demo(DemoOptions options);
+  /// Ends every process that still runs.
+  ~Demo();
+  Demo(const Demo&) = delete;
+  Demo& operator=(const Demo&) = delete;
   /// Ok when the demo could run to its end; result() says what was found.
   Status run();
   const DemoResult& result() const noexcept { return result_; }

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <future>
 #include <utility>
 
 #include "core/wire/codec.h"
@@ -251,15 +250,6 @@ wire::StatusReply Receiver::Impl::status_on_loop() const {
   reply.variant = index_.layout().variant;
   control_->describe(reply);
   return reply;
-}
-
-template <class Answer>
-Answer Receiver::Impl::ask(std::function<void(std::function<void(Answer)>)> question) const {
-  // The answer comes when the apply thread is done: its work is finite, and stop() runs what was posted before.
-  auto promise = std::make_shared<std::promise<Answer>>();
-  std::future<Answer> future = promise->get_future();
-  loop_->post([question = std::move(question), promise] { question([promise](Answer answer) { promise->set_value(std::move(answer)); }); });
-  return future.get();
 }
 
 // ---- the public face ------------------------------------------------------------------------------------------------------------

@@ -92,8 +92,10 @@ class Receiver {
   /// Tells of an event outside any update; an open session is ended as the state table says.
   Status notify(EngineEvent event);
 
- private:
+  /// What stands behind this face; public for tests that put another channel or clock below it.
   class Impl;
+
+ private:
   explicit Receiver(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+#include <future>
 #include <memory>
 #include <string>
 
@@ -30,7 +32,13 @@ class Receiver::Impl {
   const std::string& endpoint() const noexcept { return parts_.listener->endpoint(); }
   /// Runs `ask` on the progress thread and waits for its answer.
   template <class Answer>
-  Answer ask(std::function<void(std::function<void(Answer)>)> question) const;
+  Answer ask(std::function<void(std::function<void(Answer)>)> question) const {
+    // The answer comes when the apply thread is done: its work is finite, and stop() runs what was posted before.
+    auto promise = std::make_shared<std::promise<Answer>>();
+    std::future<Answer> future = promise->get_future();
+    loop_->post([question = std::move(question), promise] { question([promise](Answer answer) { promise->set_value(std::move(answer)); }); });
+    return future.get();
+  }
   wire::StatusReply status_on_loop() const;
   SessionControl& control() { return *control_; }
 

@@ -472,6 +472,7 @@ void SessionControl::on_proven(const ProofOutcome& outcome, const Status& after)
   session.receipt.device = "host";
   meter_.sample();
   apply(SessionEvent::kPrepared);
+  apply_progress_ = env_.applier->progress();
   session.deadline.touch();
   if (session.plain()) return commit(session);
   to_senders(session, wire::Prepared{session.receipt});

@@ -154,7 +154,10 @@ class PlanCompiler {
   void place(std::uint32_t s, std::uint32_t e, const Resolution& resolution) {
     const wire::ManifestEntry& entry = plan_.parts_[s].entries[e];
     const TensorRule& rule = index_.rule(resolution.rule);
-    if (!agrees(entry, rule, plan_.parts_[s].sender)) return;
+    if (!agrees(entry, rule, plan_.parts_[s].sender)) {
+      present_.insert(entry.name);  // one defect says it; it is not missing too
+      return;
+    }
     if (resolution.kind == Resolution::Kind::kNotLocal || rule.placements.empty() || entry.box.empty()) {
       present_.insert(entry.name);
       return;

@@ -27,8 +27,8 @@ struct SenderPart {
 struct PlanOptions {
   std::vector<std::string> scopes;
   wire::OverlapRule overlap = wire::OverlapRule::kRefuse;
-  std::vector<std::string> optional_names;  // fnmatch patterns
-  bool check_coverage = true;               // false: part of an update, as one call of load() brings it
+  std::vector<std::string> optional_names{};  // fnmatch patterns
+  bool check_coverage = true;                 // false: part of an update, as one call of load() brings it
 };
 
 /// What happens to one entry of one sender on this rank.

@@ -390,6 +390,18 @@ TEST(DeepseekV4Scan, FallsBackToTheWrappedModuleForStackedAndPlainNames) {
   EXPECT_EQ(scan("layers.0.attn.wq_b.weight").param, "model.layers.0.attn.wq_b.weight");
 }
 
+// No parameter of a real model has such a name, so only made-up ones tell one replacement from all.
+TEST(DeepseekV4Scan, ReplacesEveryOccurrenceOfAPart) {
+  const std::vector<std::string> params{"attn.fused_wqa_wkv.attn.fused_wqa_wkv.weight", "x.experts.w13_y.experts.w13_weight",
+                                        "a.shared_experts.down_proj.b.shared_experts.down_proj.weight"};
+  const NameScan scan =
+      deepseek_v4_scan({.experts = 4, .linear_scale = "weight_scale", .hc_head = false}, {params.begin(), params.end()}, {});
+  EXPECT_EQ(scan("attn.wkv.attn.wkv.weight").param, params[0]);
+  EXPECT_EQ(scan("x.experts.3.w3.y.experts.3.w3.weight").param, params[1]);
+  EXPECT_EQ(scan("x.experts.3.w3.y.experts.2.w3.weight").kind, ScanAnswer::Kind::kUnknown);
+  EXPECT_EQ(scan("a.shared_experts.w2.b.shared_experts.w2.weight").param, params[2]);
+}
+
 TEST(WeightIndex, ListsWhatARankNeedsAndNothingElse) {
   const WeightIndex index = index_of(testing::v41_config(), 4, 1);
   const std::vector<std::string> target{"target"};

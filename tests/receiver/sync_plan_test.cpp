@@ -1,0 +1,173 @@
+#include "receiver/sync_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "core/device/device.h"
+#include "core/wire/limits.h"
+#include "receiver/coverage.h"
+#include "receiver/host_storage.h"
+#include "receiver/update_session.h"
+#include "tests/receiver/small_model.h"
+
+namespace headrace {
+namespace {
+
+class SmallPlan : public testing::Test {
+ protected:
+  SmallPlan()
+      : index_(small_model::layout()),
+        storage_(HostStorage::allocate(index_.layout(), *device_).value()),
+        geometry_(PlanGeometry::build(index_, storage_.table()).value()) {}
+
+  static wire::ManifestEntry whole(std::string name, Dtype dtype, Shape shape) {
+    return {std::move(name), dtype, shape, Box::whole(shape)};
+  }
+  static SenderPart full(std::string sender) {
+    SenderPart part{std::move(sender), {}, {whole("a.weight", Dtype::kBF16, {6, 8}), whole("rows.weight", Dtype::kU8, {6, 4})}};
+    for (const char* expert : {"0", "1"}) {
+      part.entries.push_back(whole(std::string("layers.0.ffn.experts.") + expert + ".w1.weight", Dtype::kI8, {4, 4}));
+    }
+    part.digest = digest_of(wire_bytes(part));
+    return part;
+  }
+  static std::vector<std::byte> wire_bytes(const SenderPart& part) {
+    std::vector<std::byte> bytes;
+    for (const auto& entry : part.entries)
+      for (const char c : entry.name) bytes.push_back(static_cast<std::byte>(c));
+    return bytes;
+  }
+  SyncPlan::Outcome compile(std::vector<SenderPart> parts, PlanOptions options = {{"target"}}) {
+    return SyncPlan::compile(index_, geometry_, storage_.table().digest(), std::move(parts), options);
+  }
+
+  std::unique_ptr<Device> device_ = make_host_device();
+  WeightIndex index_;
+  HostStorage storage_;
+  PlanGeometry geometry_;
+};
+
+TEST_F(SmallPlan, WantsExactlyTheBoxesOfThisRank) {
+  const auto outcome = compile({full("lead")});
+  ASSERT_NE(outcome.plan, nullptr);
+  const auto entries = outcome.plan->entries(0);
+  EXPECT_EQ(entries[0].wanted, std::vector<Box>{(Box{{0, 0}, {6, 8}})});
+  EXPECT_EQ(entries[1].wanted, std::vector<Box>{(Box{{0, 0}, {3, 4}})});
+  EXPECT_EQ(outcome.plan->tensors().size(), 4U);
+}
+
+TEST_F(SmallPlan, ChangesItsKeyWithEverythingThatItDependsOn) {
+  const PlanOptions target{{"target"}};
+  const auto key = [&](std::vector<SenderPart> parts, const PlanOptions& options, const Digest& table) {
+    return SyncPlan::key_of(index_, table, parts, options);
+  };
+  const Digest table = storage_.table().digest();
+  const Digest base = key({full("lead")}, target, table);
+  EXPECT_EQ(base, key({full("lead")}, target, table));
+  EXPECT_NE(base, key({full("other")}, target, table));
+  auto renamed = full("lead");
+  renamed.digest.bytes[3] ^= 1;
+  EXPECT_NE(base, key({renamed}, target, table));
+  EXPECT_NE(base, key({full("lead")}, PlanOptions{{"target", "draft"}}, table));
+  EXPECT_NE(base, key({full("lead")}, PlanOptions{{"target"}, wire::OverlapRule::kFirstSenderOwns}, table));
+  EXPECT_NE(base, key({full("lead")}, target, Digest{}));
+  ModelLayout rebalanced = small_model::layout();
+  rebalanced.experts = ExpertMap::from_slots(4, std::vector<std::int32_t>{1, 0}).value();
+  const WeightIndex other(rebalanced);
+  EXPECT_NE(base, SyncPlan::key_of(other, table, std::vector{full("lead")}, target)) << "the expert map is part of the key";
+}
+
+TEST_F(SmallPlan, FollowsTheExpertMapToTheSlots) {
+  ModelLayout rebalanced = small_model::layout();
+  rebalanced.experts = ExpertMap::from_slots(4, std::vector<std::int32_t>{3, 3}).value();  // expert 3 twice, none of the others
+  const WeightIndex index(rebalanced);
+  const auto geometry = PlanGeometry::build(index, storage_.table());
+  ASSERT_TRUE(geometry.ok());
+  SenderPart part = full("lead");
+  part.entries.push_back(whole("layers.0.ffn.experts.3.w1.weight", Dtype::kI8, {4, 4}));
+  const auto outcome = SyncPlan::compile(index, geometry.value(), storage_.table().digest(), {part}, {{"target"}});
+  ASSERT_NE(outcome.plan, nullptr) << wire::to_status(outcome.defects[0]).to_string();
+  std::vector<SyncPlan::KeyedJob> jobs;
+  const auto bytes = small_model::bytes(16, 1);
+  ASSERT_TRUE(outcome.plan->append_jobs(outcome.plan->tensors()[2], Box{{0, 0}, {4, 4}}, bytes.data(), {}, jobs).ok());
+  ASSERT_EQ(jobs.size(), 2U) << "every local replica is written";
+  EXPECT_EQ(jobs[0].job.copy.dst_offset, 0);
+  EXPECT_EQ(jobs[1].job.copy.dst_offset, 32);
+}
+
+TEST_F(SmallPlan, CountsEveryDefectButListsOnlyTheFirst) {
+  SenderPart part = full("lead");
+  for (int i = 0; i < 3000; ++i) part.entries.push_back(whole("unknown." + std::to_string(i), Dtype::kU8, {1}));
+  const auto outcome = compile({part});
+  EXPECT_EQ(outcome.plan, nullptr);
+  EXPECT_EQ(outcome.defects_total, 3000U);
+  EXPECT_EQ(outcome.defects.size(), limits::kDefectsMax);
+}
+
+TEST_F(SmallPlan, NamesTheScopeOfAnEntryOutsideIt) {
+  const auto outcome = compile({full("lead")}, {{"draft"}});
+  ASSERT_FALSE(outcome.defects.empty());
+  EXPECT_NE(outcome.defects[0].message.find("scope target, table has draft"), std::string::npos) << outcome.defects[0].message;
+}
+
+TEST_F(SmallPlan, LetsOptionalNamesStayAway) {
+  SenderPart part = full("lead");
+  part.entries.erase(part.entries.begin());
+  EXPECT_EQ(compile({part}).plan, nullptr);
+  PlanOptions options{{"target"}};
+  options.optional_names = {"a.*"};
+  EXPECT_NE(compile({part}, options).plan, nullptr);
+}
+
+TEST_F(SmallPlan, RefusesATensorWhoseRowsAreNotAllThere) {
+  SenderPart part = full("lead");
+  part.entries[1].box = Box{{0, 0}, {2, 4}};
+  const auto outcome = compile({part});
+  ASSERT_EQ(outcome.defects_total, 1U);
+  EXPECT_NE(outcome.defects[0].message.find("rows.weight: the senders bring 8 of 12 elements"), std::string::npos)
+      << outcome.defects[0].message;
+}
+
+TEST_F(SmallPlan, RefusesALayoutThatDoesNotFitItsStorage) {
+  ModelLayout broken = small_model::layout();
+  broken.expert_rules[0].rule.placements[0].slot_stride = 40;
+  const WeightIndex index(broken);
+  EXPECT_FALSE(PlanGeometry::build(index, storage_.table()).ok());
+}
+
+TEST_F(SmallPlan, CoverageTakesEachByteOnce) {
+  const auto plan = compile({full("lead")}).plan;
+  Coverage coverage(*plan);
+  EXPECT_TRUE(coverage.add(0, 0, Box{{0, 0}, {3, 8}}).ok());
+  EXPECT_FALSE(coverage.add(0, 0, Box{{2, 0}, {4, 8}}).ok());
+  EXPECT_FALSE(coverage.add(0, 0, Box{{0, 0}, {6, 8}}).ok());
+  EXPECT_TRUE(coverage.add(0, 0, Box{{3, 0}, {6, 8}}).ok());
+  EXPECT_FALSE(coverage.add(0, 0, Box{{3, 0}, {6, 8}}).ok());
+  EXPECT_EQ(coverage.missing(9),
+            (std::vector<std::string>{"rows.weight", "layers.0.ffn.experts.0.w1.weight", "layers.0.ffn.experts.1.w1.weight"}));
+  EXPECT_TRUE(coverage.add(0, 1, Box{{0, 0}, {3, 4}}).ok());
+  EXPECT_TRUE(coverage.add(0, 2, Box{{0, 0}, {4, 4}}).ok());
+  EXPECT_FALSE(coverage.complete());
+  EXPECT_TRUE(coverage.add(0, 3, Box{{0, 0}, {4, 4}}).ok());
+  EXPECT_TRUE(coverage.complete());
+}
+
+TEST_F(SmallPlan, RefusesMoreBucketsOnTheWayThanWereGranted) {
+  const SteadyClock clock;
+  UpdateSession session(SessionId{1}, {"run", 1}, clock, 1'000);
+  SessionSender lead;
+  lead.name = "lead";
+  session.senders.push_back(lead);
+  session.adopt(compile({full("lead")}).plan);
+  const auto memory = small_model::bytes(140, 1);
+  const auto resolve = [&](MemoryId) -> Result<std::span<const std::byte>> { return std::span<const std::byte>(memory); };
+  std::vector<SyncPlan::KeyedJob> jobs;
+  wire::Failure failure;
+  SessionSender& sender = session.senders[0];
+  EXPECT_TRUE(session.check_bucket(sender, {0, {{0, MemoryId{1}, 0, std::nullopt, {}}}}, 1, resolve, jobs, failure).ok());
+  EXPECT_FALSE(session.check_bucket(sender, {1, {{1, MemoryId{1}, 96, std::nullopt, {}}}}, 1, resolve, jobs, failure).ok());
+  ++sender.consumed;
+  EXPECT_TRUE(session.check_bucket(sender, {1, {{1, MemoryId{1}, 96, std::nullopt, {}}}}, 1, resolve, jobs, failure).ok());
+}
+
+}  // namespace
+}  // namespace headrace

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "core/base/check.h"
@@ -38,7 +39,7 @@ Status check_sizes(const Storage& storage) {
   const std::string what = fmt::format("{} {}", dtype_name(storage.dtype), to_string(storage.shape));
   if (!packed) return refused(storage, fmt::format("{} has no whole number of bytes", what));
   if (storage.bytes <= 0 || *packed == 0) return refused(storage, fmt::format("{} in {} bytes is empty", what, storage.bytes));
-  if (storage.bytes > INT64_MAX - 1 || address_number(storage.address) > UINTPTR_MAX - static_cast<std::uintptr_t>(storage.bytes)) {
+  if (address_number(storage.address) > UINTPTR_MAX - static_cast<std::uintptr_t>(storage.bytes)) {
     return refused(storage, fmt::format("{} bytes reach past the end of memory", storage.bytes));
   }
   if (storage.strides.empty()) {

@@ -160,6 +160,7 @@ std::vector<std::string> WeightIndex::nearest(std::string_view name, std::size_t
   count = std::min(count, scored.size());
   std::partial_sort(scored.begin(), scored.begin() + static_cast<std::ptrdiff_t>(count), scored.end());
   std::vector<std::string> names;
+  names.reserve(count);
   for (std::size_t i = 0; i < count; ++i) names.push_back(known(scored[i].second));
   return names;
 }

@@ -114,7 +114,7 @@ class LayoutBuilder {
     flat_rule(scale, "", {Dtype::kF8E8M0, Dtype::kU8}, shape, dst, 0);
   }
   /// Parts stacked by rows into one parameter, e.g. fused_wqa_wkv rows = [q_lora | head_dim].
-  void stacked(std::string param, std::string_view leaf, std::vector<Dtype> dtypes, Dtype stored, std::span<const StackedPart> parts,
+  void stacked(std::string param, std::string_view leaf, const std::vector<Dtype>& dtypes, Dtype stored, std::span<const StackedPart> parts,
                std::int64_t columns) {
     std::int64_t rows = 0;
     for (const StackedPart& part : parts) rows += part.rows;

@@ -77,15 +77,15 @@ struct ConstantRule {
   std::uint32_t constant = 0;  // 4-byte pattern
 };
 
-/// What the engine's own loader would do with a name that is none of the rules: the last resort of the index, a full scan.
-/// Returns the checkpoint name of a rule that the name is another spelling of, an empty string when the loader drops it, or nullopt when it
-/// is unknown.
+/// What the engine's own loader would do with a name: the parameter, shard and logical expert that it loads, that it drops the name, or
+/// that it finds nothing for it.
 struct ScanAnswer {
   enum class Kind : std::uint8_t { kUnknown, kDropped, kParam } kind = Kind::kUnknown;
   std::string param;
   std::string shard;
   std::int32_t expert = -1;
 };
+/// The last resort of the index, for names that are none of the rules. Any thread; time may grow with the name and the model.
 using NameScan = std::function<ScanAnswer(std::string_view name)>;
 
 /// A family's answer: everything that the rest of the receiver needs to know about a model on one rank. A value; built by a pure function.

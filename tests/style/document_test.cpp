@@ -1,0 +1,86 @@
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <regex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/wire/codec.h"
+#include "tests/style/source_tree.h"
+
+namespace headrace::style {
+namespace {
+
+bool stands_in(const std::string& document, const std::string& word) {
+  const std::regex whole("(^|[^A-Za-z0-9_])" + word + "($|[^A-Za-z0-9_])");
+  return std::regex_search(document, whole);
+}
+
+TEST(ProtocolDocument, NamesEveryLimit) {
+  const std::string document = read_text(root() / "docs/protocol.md");
+  const std::string limits = read_text(root() / "core/wire/limits.h");
+  const std::regex constant("constexpr [a-z0-9_:]+ (k[A-Za-z0-9]+)");
+  std::size_t seen = 0;
+  for (auto match = std::sregex_iterator(limits.begin(), limits.end(), constant); match != std::sregex_iterator(); ++match) {
+    ++seen;
+    EXPECT_TRUE(stands_in(document, (*match)[1])) << "docs/protocol.md does not name the limit " << (*match)[1];
+  }
+  EXPECT_GT(seen, 10u);
+}
+
+TEST(ProtocolDocument, NamesEveryMessageAndEveryKey) {
+  const std::string document = read_text(root() / "docs/protocol.md");
+  const std::vector<wire::MessageKeys> messages = wire::all_message_keys();
+  EXPECT_EQ(messages.size(), std::variant_size_v<wire::Body>);
+  for (const wire::MessageKeys& message : messages) {
+    EXPECT_TRUE(stands_in(document, std::string(wire::message_name(message.type))))
+        << "docs/protocol.md does not name the message " << wire::message_name(message.type);
+    for (const std::string& key : message.keys) {
+      EXPECT_TRUE(stands_in(document, key)) << "docs/protocol.md does not name the key " << key << " of "
+                                            << wire::message_name(message.type);
+    }
+  }
+}
+
+TEST(Documents, LinkOnlyToWhatExists) {
+  const std::regex link(R"(\]\(([^)#\s]+)(#[^)]*)?\))");
+  std::size_t seen = 0;
+  for (const SourceFile& file : project_files()) {
+    if (!file.path.ends_with(".md")) continue;
+    for (auto match = std::sregex_iterator(file.text.begin(), file.text.end(), link); match != std::sregex_iterator(); ++match) {
+      const std::string target = (*match)[1];
+      if (target.find("://") != std::string::npos || target.starts_with("mailto:")) continue;
+      ++seen;
+      EXPECT_TRUE(std::filesystem::exists((root() / file.path).parent_path() / target)) << file.path << " links to " << target;
+    }
+  }
+  EXPECT_GT(seen, 0u);
+}
+
+TEST(Commands, AreDescribedWithTheirOptionsInTheCommandDocument) {
+  const std::string document = read_text(root() / "docs/cli.md");
+  const std::string source = read_text(root() / "cli/main.cpp");
+  const std::regex verb("add_subcommand\\(\"([a-z]+)\"");
+  const std::regex option("add_(?:option|flag)\\(\"(--[a-z-]+)\"");
+  std::size_t seen = 0;
+  for (const std::regex* pattern : {&verb, &option}) {
+    for (auto match = std::sregex_iterator(source.begin(), source.end(), *pattern); match != std::sregex_iterator(); ++match) {
+      ++seen;
+      EXPECT_NE(document.find((*match)[1]), std::string::npos) << "docs/cli.md does not describe " << (*match)[1];
+    }
+  }
+  EXPECT_GT(seen, 20u);
+}
+
+/// Every document that --json writes has a schema with a section in docs/cli.md.
+TEST(Commands, HaveTheirDocumentSchemasInTheCommandDocument) {
+  const std::string document = read_text(root() / "docs/cli.md");
+  for (const char* schema : {"headrace.serve/1", "headrace.push/1", "headrace.status/1", "headrace.fingerprint/1", "headrace.verify/1",
+                             "headrace.doctor/1", "headrace.demo/1"}) {
+    EXPECT_NE(document.find(schema), std::string::npos) << schema;
+  }
+}
+
+}  // namespace
+}  // namespace headrace::style

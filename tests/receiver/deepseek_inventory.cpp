@@ -191,18 +191,20 @@ std::vector<std::string> v41_runtime_params() {
                                        "hc_ffn_scale"};
   for (int l = 0; l < 40; ++l) {
     const std::string p = "model.layers." + std::to_string(l) + ".";
+    const std::string attn = p + "attn.";
+    const std::string engram = p + "engram.";
     for (const std::string& name : every) params.push_back(p + name);
     if (among(l, {2, 8, 14, 20})) {
       for (const std::string name :
            {"compressor.fused_wkv_wgate.weight", "compressor.norm.weight", "indexer.wk.weight", "indexer.k_norm.weight"})
-        params.push_back(p + "attn." + name);
+        params.push_back(attn + name);
     }
     if (among(l, {2, 8, 14, 20, 24, 28, 32, 36})) {
-      for (const std::string name : {"wq_b.weight", "wq_b.weight_scale", "weights_proj.weight"})
-        params.push_back(p + "attn.indexer." + name);
+      for (const std::string name : {"indexer.wq_b.weight", "indexer.wq_b.weight_scale", "indexer.weights_proj.weight"})
+        params.push_back(attn + name);
     }
     if (among(l, {1, 14})) {
-      for (const std::string name : {"wkv.weight", "wkv.weight_scale", "q_weight", "k_weight"}) params.push_back(p + "engram." + name);
+      for (const std::string name : {"wkv.weight", "wkv.weight_scale", "q_weight", "k_weight"}) params.push_back(engram + name);
     }
   }
   for (std::string& name : expert_params(40)) params.push_back(std::move(name));

@@ -43,7 +43,8 @@ std::optional<std::string> sub_literal_scale(const std::string& text, const std:
   const std::string pattern = literal + ".scale";
   for (std::size_t at = text.find(pattern); at != std::string::npos; at = text.find(pattern, at + 1)) {
     if (!at_end(text, at + pattern.size())) continue;
-    return text.substr(0, at) + literal + to + text.substr(at + pattern.size());
+    std::string result = text;
+    return result.replace(at, pattern.size(), literal + to);
   }
   return std::nullopt;
 }
@@ -108,10 +109,10 @@ std::pair<bool, std::string> VllmLoader::map(std::string name) const {
     if (has(name, part)) return {false, ""};
   }
   for (const auto& [from, to] : prefixes_) {
-    if (name.compare(0, from.size(), from) == 0) name = to + name.substr(from.size());
+    if (name.compare(0, from.size(), from) == 0) name.replace(0, from.size(), to);
   }
   for (const auto& [from, to] : suffixes_) {
-    if (ends_with(name, from)) name = name.substr(0, name.size() - from.size()) + to;
+    if (ends_with(name, from)) name.replace(name.size() - from.size(), from.size(), to);
   }
   return {true, name};
 }

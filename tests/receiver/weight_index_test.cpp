@@ -4,7 +4,7 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <map>
 #include <set>
 
@@ -235,7 +235,7 @@ std::string repeat(const std::string& part, std::size_t bytes) {
 
 TEST_F(V41, AgreesWithTheLoaderOnNamesOf64KiBInBoundedTime) {
   constexpr std::size_t kLong = 65536;
-  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t begin = std::clock();  // processor time: a busy machine must not fail the test
   for (const std::string& name :
        {std::string(kLong, 'a'), std::string(kLong, '.'), std::string(kLong, '1'), repeat("experts.", kLong), repeat(".experts.1", kLong),
         repeat("1.", kLong), "layers.3.ffn.experts." + std::string(kLong, '1') + ".w1.weight",
@@ -246,7 +246,7 @@ TEST_F(V41, AgreesWithTheLoaderOnNamesOf64KiBInBoundedTime) {
     EXPECT_EQ(shared_->index.nearest(name, 3).size(), 3U);
   }
   // The scan is a thousand searches of 64 KiB; anything that grows with the square of the name would take minutes.
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+  EXPECT_LT((std::clock() - begin) / CLOCKS_PER_SEC, 60);
 }
 
 /// A name of the checkpoint with a few random edits.

@@ -39,6 +39,7 @@ struct PushOptions {
   std::string data_path = "auto";
   std::uint32_t threads = 1;
   std::int64_t bucket_bytes = 0;
+  std::int64_t connect_timeout_ms = 10'000;
   std::int64_t deadline_ms = 0;
   bool some_ranks = false;
   std::string json;

@@ -56,6 +56,9 @@ void add_push(CLI::App& app, std::function<ExitCode()>& action) {
   verb->add_option("--threads", options->threads, "that pack")->check(CLI::Range(1, 1024))->capture_default_str();
   verb->add_option("--bucket-bytes", options->bucket_bytes, "size of a bucket")->check(CLI::PositiveNumber);
   verb->add_option("--deadline-ms", options->deadline_ms, "give up after this long without progress")->check(CLI::PositiveNumber);
+  verb->add_option("--connect-timeout-ms", options->connect_timeout_ms, "how long to wait for every rank to answer")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   verb->add_flag("--some-ranks", options->some_ranks, "update only the ranks named by endpoints");
   add_json(*verb, options->json);
   verb->callback([&action, options] { action = [options] { return push(*options); }; });

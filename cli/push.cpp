@@ -49,6 +49,7 @@ SenderOptions sender_options(const PushOptions& options, const Target& target) {
   sender.data_path = options.data_path;
   sender.threads = options.threads;
   sender.bucket_bytes = options.bucket_bytes;
+  sender.connect_timeout_ms = options.connect_timeout_ms;
   sender.deadline_ms = options.deadline_ms;
   return sender;
 }

@@ -51,20 +51,20 @@ Result<ReceiverClient> ReceiverClient::connect(const std::string& endpoint, cons
   hello.protocol_min = limits::kProtocolVersion;
   hello.protocol_max = limits::kProtocolVersion;
   hello.job = options.job;
-  Result<wire::Welcome> welcome = client.ask<wire::Welcome>(std::move(hello));
+  Result<wire::Welcome> welcome = client.ask<wire::Welcome>(std::move(hello), options.connect_timeout_ms);
   if (!welcome.ok()) return welcome.status();
   client.welcome_ = std::move(welcome).value();
   return client;
 }
 
 template <class Reply>
-Result<Reply> ReceiverClient::ask(wire::Body question) {
+Result<Reply> ReceiverClient::ask(wire::Body question, std::int64_t timeout_ms) {
   const std::string what(wire::message_name(wire::type_of(question)));
   wire::Message message{SessionId{}, incarnation_, std::move(question)};
   const std::vector<std::byte> encoded = wire::encode(message);
   if (Status sent = connection_->send(encoded); !sent.ok()) return sent;
   const SteadyClock clock;
-  const ProgressDeadline deadline(clock, options_.reply_timeout_ms);
+  const ProgressDeadline deadline(clock, timeout_ms);
   while (!deadline.expired()) {
     Result<std::optional<ControlEvent>> event = connection_->poll(deadline.left_ms() + 1);
     if (!event.ok()) return event.status();
@@ -80,23 +80,23 @@ Result<Reply> ReceiverClient::ask(wire::Body question) {
     }
     if (const auto* error = std::get_if<wire::ErrorReport>(&body)) return wire::to_status(error->failure);
   }
-  return Status(Code::kDeadlineExceeded,
-                fmt::format("{} to {}: no answer within {} ms", what, connection_->endpoint(), options_.reply_timeout_ms));
+  return Status(Code::kDeadlineExceeded, fmt::format("{} to {}: no answer within {} ms", what, connection_->endpoint(), timeout_ms));
 }
 
 Result<wire::StatusReply> ReceiverClient::status() {
-  return ask<wire::StatusReply>(wire::StatusRequest{});
+  return ask<wire::StatusReply>(wire::StatusRequest{}, options_.reply_timeout_ms);
 }
 
 Result<wire::StorageReply> ReceiverClient::storages() {
-  return ask<wire::StorageReply>(wire::StorageRequest{});
+  return ask<wire::StorageReply>(wire::StorageRequest{}, options_.reply_timeout_ms);
 }
 
 Result<std::vector<wire::TensorFingerprint>> ReceiverClient::fingerprints() {
   std::vector<wire::TensorFingerprint> all;
   std::string version;
   while (true) {
-    Result<wire::FingerprintReply> reply = ask<wire::FingerprintReply>(wire::FingerprintRequest{all.size(), kFingerprintsAtATime});
+    Result<wire::FingerprintReply> reply =
+        ask<wire::FingerprintReply>(wire::FingerprintRequest{all.size(), kFingerprintsAtATime}, options_.reply_timeout_ms);
     if (!reply.ok()) return reply.status();
     wire::FingerprintReply& page = reply.value();
     if (all.empty()) version = page.version;
@@ -110,7 +110,7 @@ Result<std::vector<wire::TensorFingerprint>> ReceiverClient::fingerprints() {
 }
 
 Result<std::vector<std::byte>> ReceiverClient::read(const std::string& name, const Box& box) {
-  Result<wire::ReadReply> reply = ask<wire::ReadReply>(wire::ReadRequest{name, box});
+  Result<wire::ReadReply> reply = ask<wire::ReadReply>(wire::ReadRequest{name, box}, options_.reply_timeout_ms);
   if (!reply.ok()) return reply.status();
   return std::move(reply.value().bytes);
 }

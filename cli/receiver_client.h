@@ -37,7 +37,7 @@ class ReceiverClient {
   ReceiverClient(std::unique_ptr<ControlConnection> connection, const ClientOptions& options)
       : connection_(std::move(connection)), options_(options) {}
   template <class Reply>
-  Result<Reply> ask(wire::Body question);
+  Result<Reply> ask(wire::Body question, std::int64_t timeout_ms);
 
   std::unique_ptr<ControlConnection> connection_;
   ClientOptions options_;

@@ -60,7 +60,8 @@ TEST(Lines, FitTheirColumnsAndEndWithoutSpaces) {
     std::size_t number = 0;
     for (const std::string& line : lines_of(file.text)) {
       ++number;
-      EXPECT_LE(line.size(), kColumnsMax) << file.path << ":" << number;
+      // In C++ only a literal can be longer: clang-format breaks everything else.
+      EXPECT_TRUE(line.size() <= kColumnsMax || line.find('"') != std::string::npos) << file.path << ":" << number;
       EXPECT_FALSE(line.ends_with(" ") || line.ends_with("\t") || line.ends_with("\r")) << file.path << ":" << number;
     }
   }

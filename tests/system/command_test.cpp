@@ -186,7 +186,8 @@ TEST(Commands, TellUsageErrorsFromRefusedInput) {
   EXPECT_EQ(run_program({"headrace", "--help"}).code, 0);
   run_json({"serve", "--job", "j", "--config", "/nonexistent"}, 3);
   run_json({"push", "/nonexistent", "--to", "job"}, 3);
-  run_json({"fingerprint", "/nonexistent/x"}, 4);
+  run_json({"fingerprint", "/nonexistent/x"}, 3);
+  run_json({"fingerprint", "no-such-job"}, 4);
   run_json({"status", "no-such-job"}, 4);
   run_json({"status"}, 0);
 }
@@ -254,10 +255,23 @@ TEST_F(ExpertJob, IsNotUpdatedInPartWhenARankIsLost) {
   Serve second(serve_words(1));
   run_json({"push", checkpoint().string(), "--to", "experts"}, 0);
   second.stop(SIGKILL);
-  const JsonValue refused = run_json({"push", checkpoint().string(), "--to", "experts"}, 4);
-  EXPECT_NE(text(member(refused, "error"), "message").find("rank"), std::string::npos);
+  const JsonValue refused = run_json({"push", checkpoint().string(), "--to", "experts", "--connect-timeout-ms", "500"}, 3);
+  EXPECT_NE(text(member(refused, "error"), "message").find("1 of 2 ranks"), std::string::npos);
   const JsonValue status = run_json({"status", "experts"}, 0);
   EXPECT_EQ(text(member(status, "ranks").as_array()->at(0), "version"), "push/1");
+}
+
+TEST_F(ExpertJob, IsNotUpdatedWhenARankDoesNotAnswer) {
+  const Serve first(serve_words(0));
+  Serve second(serve_words(1));
+  run_json({"push", checkpoint().string(), "--to", "experts"}, 0);
+  ASSERT_EQ(::kill(second.pid(), SIGSTOP), 0);
+  const JsonValue late =
+      run_json({"push", checkpoint().string(), "--to", "experts", "--version", "push/9", "--connect-timeout-ms", "500"}, 4);
+  EXPECT_NE(text(member(late, "error"), "message").find("engine-0-1"), std::string::npos) << text(member(late, "error"), "message");
+  ASSERT_EQ(::kill(second.pid(), SIGCONT), 0);
+  run_json({"push", checkpoint().string(), "--to", "experts", "--version", "push/10"}, 0);
+  run_json({"verify", checkpoint().string(), "experts"}, 0);
 }
 
 }  // namespace

@@ -62,7 +62,13 @@ Status Applier::apply_async(std::vector<SyncPlan::KeyedJob> jobs, std::function<
     const std::uint64_t runs = runs_.runs();
     const std::uint64_t experts = runs_.experts();
     batch_.clear();
-    for (const SyncPlan::KeyedJob& keyed : *shared) runs_.add(keyed.key, keyed.job);
+    for (const SyncPlan::KeyedJob& keyed : *shared) {
+      if (keyed.expert) {
+        runs_.add(keyed.key, keyed.job);
+      } else {
+        batch_.push_back(keyed.job);
+      }
+    }
     runs_.flush(batch_);
     stats.runs = runs_.runs() - runs;
     stats.run_experts = runs_.experts() - experts;

@@ -125,8 +125,11 @@ void SessionControl::fail(SessionEvent event, const Status& status, std::string 
 void SessionControl::fail(SessionEvent event, wire::Failure failure) {
   const Transition t = transition(state_, event);
   if (t.answer != Answer::kTake) return;
-  failure.engine = env_.options->engine;
-  failure.rank = env_.options->rank;
+  // An ABORT may carry what another rank found.
+  if (failure.engine.empty()) {
+    failure.engine = env_.options->engine;
+    failure.rank = env_.options->rank;
+  }
   last_failure_ = wire::to_status(failure).to_string();
   std::unique_ptr<UpdateSession> ended;
   // In doubt the session lives on: it may still be committed.

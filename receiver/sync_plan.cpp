@@ -346,7 +346,8 @@ Status SyncPlan::append_jobs(const PlanTensor& tensor, const Box& box, const std
     const std::int64_t slot_0 = copy.dst_offset;
     for (const std::int32_t slot : tensor.slots) {
       copy.dst_offset = slot_0 + slot * placement.slot_stride;
-      jobs.push_back({tensor.rule * kPlacementsMax + p, CopyJob{copy, source, geometry_->storage(placement.storage), 0}});
+      jobs.push_back(
+          {tensor.rule * kPlacementsMax + p, tensor.expert >= 0, CopyJob{copy, source, geometry_->storage(placement.storage), 0}});
     }
   }
   if (jobs.size() == before) return Status(Code::kInvalidArgument, fmt::format("box {} lies in no wanted region", to_string(box)));

@@ -98,6 +98,7 @@ class SyncPlan {
   /// One nest and the (parameter, shard) that it belongs to.
   struct KeyedJob {
     std::uint32_t key = 0;
+    bool expert = false;
     CopyJob job;
   };
   /// Appends the nests that bring `box` of a tensor from `source` (its element box.lo at byte 0, `strides` bytes or packed when empty) to

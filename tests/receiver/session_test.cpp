@@ -22,7 +22,9 @@ TEST_F(Session, WritesEveryByteInPlaceAndPublishesTheVersion) {
   EXPECT_EQ(receipt.wire_bytes, 140U);
   EXPECT_EQ(receipt.tensors, 4U);
   EXPECT_EQ(receipt.expert_tensors, 2U);
-  EXPECT_EQ(receipt.runs, 3U) << "two plain tensors, and two experts in one run";
+  EXPECT_EQ(receipt.runs, 1U) << "two experts in one run";
+  EXPECT_EQ(receipt.run_experts, 2U);
+  EXPECT_EQ(receipt.copies, 3U) << "the run and two plain tensors";
   EXPECT_EQ(receipt.batches, 1U);
   EXPECT_TRUE(receipt.proven);
   EXPECT_EQ(receipt.engram_calls, 0U);

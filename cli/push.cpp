@@ -59,19 +59,20 @@ Result<UpdateReport> update(Sender& sender, const Checkpoint& checkpoint, const 
   update.version = version;
   update.scopes = options.scopes;
   update.some_ranks = options.some_ranks;
-  for (const CheckpointTensor& tensor : checkpoint.tensors()) {
-    update.entries.push_back(SenderEntry{tensor.name, tensor.dtype, tensor.shape, std::nullopt});
+  const std::vector<const CheckpointTensor*> tensors = natural_order(checkpoint);
+  for (const CheckpointTensor* tensor : tensors) {
+    update.entries.push_back(SenderEntry{tensor->name, tensor->dtype, tensor->shape, std::nullopt});
   }
   HEADRACE_RETURN_IF_ERROR(sender.open(std::move(update)));
   Progress progress("pushing", static_cast<std::uint64_t>(checkpoint.total_bytes()));
   std::uint64_t done = 0;
-  for (const CheckpointTensor& tensor : checkpoint.tensors()) {
-    const Result<std::span<const std::byte>> bytes = checkpoint.bytes(tensor);
+  for (const CheckpointTensor* tensor : tensors) {
+    const Result<std::span<const std::byte>> bytes = checkpoint.bytes(*tensor);
     if (!bytes.ok()) {
       sender.abort(bytes.status().message());
       return bytes.status();
     }
-    HEADRACE_RETURN_IF_ERROR(sender.add(tensor.name, TensorView{bytes.value().data(), {}}));
+    HEADRACE_RETURN_IF_ERROR(sender.add(tensor->name, TensorView{bytes.value().data(), {}}));
     done += bytes.value().size();
     progress.update(done);
   }

@@ -113,12 +113,12 @@ class Trainer {
     if (!checkpoint.ok()) return checkpoint.status();
     checkpoint_.emplace(std::move(checkpoint).value());
     std::size_t bytes = 0;
-    for (const CheckpointTensor& tensor : checkpoint_->tensors()) {
-      const std::optional<std::int64_t> expert = expert_of(tensor.name);
+    for (const CheckpointTensor* tensor : natural_order(*checkpoint_)) {
+      const std::optional<std::int64_t> expert = expert_of(tensor->name);
       const bool mine = expert ? *expert >= options_.experts_from && *expert < options_.experts_to : options_.lead();
       if (!mine) continue;
-      tensors_.push_back({&tensor, bytes});
-      bytes += (static_cast<std::size_t>(tensor.bytes()) + 63) / 64 * 64;
+      tensors_.push_back({tensor, bytes});
+      bytes += (static_cast<std::size_t>(tensor->bytes()) + 63) / 64 * 64;
     }
     SenderOptions sender;
     sender.job = options_.job;

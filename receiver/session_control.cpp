@@ -1,6 +1,7 @@
 #include "receiver/session_control.h"
 
 #include <fmt/format.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <exception>
@@ -297,27 +298,33 @@ void SessionControl::on_manifest(UpdateSession& session, SessionSender& sender, 
     return fail(SessionEvent::kFailure,
                 Status(Code::kFailedPrecondition, fmt::format("MANIFEST of sender {} before OPENED, or twice", sender.name)), "manifest");
   }
+  // What was committed last is still here, so a sender may name it by its digest; one that starts anew sends it again.
+  const bool held = last_part(sender.name, manifest.digest) != nullptr;
+  if (manifest.known && !held) {
+    return fail(
+        SessionEvent::kFailure,
+        Status(Code::kFailedPrecondition, fmt::format("manifest {} of sender {} is not known here", manifest.digest.hex(), sender.name)),
+        "manifest");
+  }
+  if (!manifest.known && digest_of(manifest.entries) != manifest.digest) {
+    return fail(SessionEvent::kFailure,
+                Status(Code::kCorruption, fmt::format("manifest of sender {} does not hash to its digest", sender.name)), "manifest");
+  }
+  sender.known_manifest = manifest.known;
   SenderPart part{sender.name, manifest.digest, {}};
-  if (manifest.known) {
-    if (last_part(sender.name, manifest.digest) == nullptr) {
-      return fail(
-          SessionEvent::kFailure,
-          Status(Code::kFailedPrecondition, fmt::format("manifest {} of sender {} is not known here", manifest.digest.hex(), sender.name)),
-          "manifest");
-    }
-    sender.known_manifest = true;
-  } else {
-    if (digest_of(manifest.entries) != manifest.digest) {
-      return fail(SessionEvent::kFailure,
-                  Status(Code::kCorruption, fmt::format("manifest of sender {} does not hash to its digest", sender.name)), "manifest");
-    }
+  if (!held) {
     Result<std::vector<wire::ManifestEntry>> entries = wire::decode_entries(manifest.entries);
     if (!entries.ok()) return fail(SessionEvent::kFailure, entries.status(), "manifest");
     part.entries = std::move(entries).value();
   }
   sender.part = std::move(part);
-  const bool all = std::all_of(session.senders.begin(), session.senders.end(), [](const SessionSender& s) { return s.part.has_value(); });
-  if (all) answer_manifests(session);
+  answer_when_complete(session);
+}
+
+void SessionControl::answer_when_complete(UpdateSession& session) {
+  if (std::all_of(session.senders.begin(), session.senders.end(), [](const SessionSender& s) { return s.part.has_value(); })) {
+    answer_manifests(session);
+  }
 }
 
 const SenderPart* SessionControl::last_part(const std::string& sender, const Digest& digest) const {
@@ -335,8 +342,9 @@ void SessionControl::answer_manifests(UpdateSession& session) {
     session.receipt.plan_cached = true;
     session.adopt(last_plan_);
   } else {
-    for (std::size_t s = 0; s < parts.size(); ++s)
-      if (session.senders[s].known_manifest) parts[s] = *last_part(parts[s].sender, parts[s].digest);
+    for (std::size_t s = 0; s < parts.size(); ++s) {
+      if (const SenderPart* held = last_part(parts[s].sender, parts[s].digest)) parts[s] = *held;
+    }
     SyncPlan::Outcome outcome = SyncPlan::compile(*env_.index, *env_.geometry, env_.table->digest(), std::move(parts), session.options);
     if (outcome.plan == nullptr) {
       for (wire::Failure& defect : outcome.defects) {
@@ -353,6 +361,9 @@ void SessionControl::answer_manifests(UpdateSession& session) {
       return;
     }
     session.adopt(std::move(outcome.plan));
+    // Decoding and compiling left many small holes; the memory is the engine's, not ours to keep.
+    meter_.sample();
+    ::malloc_trim(0);
   }
   for (std::uint32_t s = 0; s < session.senders.size(); ++s) {
     SessionSender& sender = session.senders[s];

@@ -70,6 +70,7 @@ class SessionControl {
   void start_session(std::unique_ptr<UpdateSession> session, std::function<void(const Status&)> opened);
   void on_manifest(UpdateSession& session, SessionSender& sender, wire::Manifest manifest);
   const SenderPart* last_part(const std::string& sender, const Digest& digest) const;
+  void answer_when_complete(UpdateSession& session);
   void answer_manifests(UpdateSession& session);
   void on_confirm(UpdateSession& session, SessionSender& sender);
   void on_bucket(UpdateSession& session, SessionSender& sender, const PeerBook::Peer& from, const wire::Bucket& bucket,

@@ -288,4 +288,13 @@ std::int64_t Checkpoint::total_bytes() const noexcept {
   return state_->total_bytes;
 }
 
+std::vector<const CheckpointTensor*> natural_order(const Checkpoint& checkpoint) {
+  std::vector<const CheckpointTensor*> tensors;
+  tensors.reserve(checkpoint.tensors().size());
+  for (const CheckpointTensor& tensor : checkpoint.tensors()) tensors.push_back(&tensor);
+  std::sort(tensors.begin(), tensors.end(),
+            [](const CheckpointTensor* a, const CheckpointTensor* b) { return natural_less(a->name, b->name); });
+  return tensors;
+}
+
 }  // namespace headrace

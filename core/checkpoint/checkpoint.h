@@ -53,4 +53,8 @@ class Checkpoint {
 /// Whether `a` comes before `b` when runs of digits compare as numbers.
 bool natural_less(std::string_view a, std::string_view b) noexcept;
 
+/// The tensors by natural order of their names: layers and experts by their numbers, as a trainer would emit them. Headers list them
+/// otherwise (by size and letters), and experts in order are what a receiver joins into long runs. Pointers into `checkpoint`.
+std::vector<const CheckpointTensor*> natural_order(const Checkpoint& checkpoint);
+
 }  // namespace headrace

@@ -1,0 +1,135 @@
+// The plain call of SessionControl: an engine hands over named tensors itself, between begin and finish.
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "receiver/session_control.h"
+
+namespace headrace {
+namespace {
+
+/// What this rank wants of an entry of a one-sender plan, summed over the packed bytes of the whole tensor.
+FingerprintSum wanted_sum(const SyncPlan& plan, std::uint32_t entry, const std::byte* bytes) {
+  FingerprintSum sum;
+  const PlanEntry& planned = plan.entries(0)[entry];
+  if (planned.tensor < 0) return sum;
+  const PlanTensor& tensor = plan.tensors()[static_cast<std::size_t>(planned.tensor)];
+  const TensorGeometry& source = plan.geometry().of(tensor.rule).source;
+  const auto strides = packed_strides(source.shape, source.elem_bytes);
+  for (const Box& box : planned.wanted) {
+    Result<StridedCopy> nest = pack_nest(box.shape(), source.elem_bytes, strides);
+    HEADRACE_CHECK(nest.ok(), "a box of a packed tensor is a nest");
+    StridedCopy in_place = std::move(nest).value();
+    for (std::size_t d = 0; d < strides.size(); ++d) in_place.src_offset += box.lo[d] * strides[d];
+    in_place.dst_offset = in_place.src_offset;
+    for (std::size_t d = 0; d < in_place.dim_count; ++d) in_place.dims[d].dst_stride = in_place.dims[d].src_stride;
+    sum += fingerprint_nest(tensor.key, in_place, bytes);
+  }
+  return sum;
+}
+
+}  // namespace
+
+void SessionControl::begin_plain(const WeightVersion& version, Done done) {
+  if (!valid_run_id(version.run)) return done(Status(Code::kInvalidArgument, fmt::format("run id \"{}\"", version.run)));
+  if (transition(state_, SessionEvent::kOpen).answer != Answer::kTake) {
+    return done(Status(Code::kFailedPrecondition, fmt::format("an update is open (state {})", wire::session_state_name(state_))));
+  }
+  if (Status status = check_version(version); !status.ok()) return done(status);
+  auto session = std::make_unique<UpdateSession>(SessionId{random_u64()}, version, *env_.clock, env_.options->deadline_ms);
+  session->options = PlanOptions{{"target"}, wire::OverlapRule::kRefuse, env_.options->optional_names};
+  plain_entries_.clear();
+  plain_sums_.clear();
+  const SessionId id = session->id;
+  start_session(std::move(session), [this, id, done](const Status& attested) {
+    if (!current(id)) return done(Status(Code::kCancelled, last_failure_));
+    if (!attested.ok()) fail(SessionEvent::kFailure, attested, "open");
+    if (current(id)) session_->opened = session_->begun = true;
+    done(attested);
+  });
+}
+
+void SessionControl::load_plain(std::span<const NamedView> tensors, Done done) {
+  if (session_ == nullptr || !session_->plain() || !session_->begun) {
+    return done(Status(Code::kFailedPrecondition, last_failure_.empty() ? "load() outside begin() and finish()" : last_failure_));
+  }
+  // Every call is a small update of its own up to the first byte: resolved and checked as a whole.
+  SenderPart part{"load", {}, {}};
+  for (const NamedView& view : tensors) {
+    Shape shape(view.shape.begin(), view.shape.end());
+    const auto bytes = byte_count(view.dtype, shape);
+    if (!bytes || static_cast<std::size_t>(*bytes) != view.bytes.size()) {
+      return done(Status(Code::kInvalidArgument, fmt::format("{}: {} bytes for shape {} of {}", view.name, view.bytes.size(),
+                                                             to_string(shape), dtype_name(view.dtype))));
+    }
+    part.entries.push_back({std::string(view.name), view.dtype, shape, Box::whole(shape)});
+  }
+  PlanOptions options = session_->options;
+  options.check_coverage = false;
+  SyncPlan::Outcome outcome = SyncPlan::compile(*env_.index, *env_.geometry, env_.table->digest(), {std::move(part)}, options);
+  if (outcome.plan == nullptr) return done(wire::to_status(outcome.defects.front()));
+  std::vector<SyncPlan::KeyedJob> jobs;
+  for (const PlanTensor& tensor : outcome.plan->tensors()) {
+    const std::uint32_t e = tensor.entries.front().second;
+    const TensorGeometry& source = env_.geometry->of(tensor.rule).source;
+    const auto strides = packed_strides(source.shape, source.elem_bytes);
+    for (const Box& box : outcome.plan->entries(0)[e].wanted) {
+      std::int64_t offset = 0;
+      for (std::size_t d = 0; d < strides.size(); ++d) offset += box.lo[d] * strides[d];
+      const Status status = outcome.plan->append_jobs(tensor, box, tensors[e].bytes.data() + offset,
+                                                      box == Box::whole(source.shape) ? std::span<const std::int64_t>() : strides, jobs);
+      if (!status.ok()) return done(status);
+    }
+  }
+  first_enqueue();
+  session_->deadline.touch();
+  const SessionId id = session_->id;
+  const Status enqueued =
+      env_.applier->apply_async(std::move(jobs), [this, id, tensors, done, plan = outcome.plan](const ApplyStats& stats) {
+        std::vector<FingerprintSum> sums;
+        for (std::uint32_t e = 0; e < tensors.size(); ++e) sums.push_back(wanted_sum(*plan, e, tensors[e].bytes.data()));
+        env_.post([this, id, stats, done, tensors, sums = std::move(sums)] {
+          if (!current(id)) return done(Status(Code::kCancelled, last_failure_));
+          wire::Receipt& receipt = session_->receipt;
+          receipt.batches += stats.copies.batches;
+          receipt.copies += stats.copies.copies;
+          receipt.applied_bytes += stats.copies.bytes;
+          receipt.runs += stats.runs;
+          receipt.run_experts += stats.run_experts;
+          for (std::size_t i = 0; i < tensors.size(); ++i) {
+            const Shape shape(tensors[i].shape.begin(), tensors[i].shape.end());
+            plain_entries_.push_back({std::string(tensors[i].name), tensors[i].dtype, shape, Box::whole(shape)});
+            plain_sums_.push_back(sums[i]);
+          }
+          done(ok_status());
+        });
+      });
+  if (!enqueued.ok()) done(enqueued);
+}
+
+void SessionControl::finish_plain(ReceiptDone done) {
+  if (session_ == nullptr || !session_->plain()) {
+    return done(Status(Code::kFailedPrecondition, last_failure_.empty() ? "finish() without begin()" : last_failure_));
+  }
+  plain_done_ = std::move(done);
+  SenderPart part{"load", {}, std::move(plain_entries_)};
+  SyncPlan::Outcome outcome = SyncPlan::compile(*env_.index, *env_.geometry, env_.table->digest(), {std::move(part)}, session_->options);
+  if (outcome.plan == nullptr) {
+    wire::Failure failure = outcome.defects.front();
+    if (outcome.defects_total > 1) failure.message += fmt::format(" (and {} more)", outcome.defects_total - 1);
+    return fail(SessionEvent::kFailure, std::move(failure));
+  }
+  session_->adopt(std::move(outcome.plan));
+  for (std::size_t t = 0; t < session_->sums.size(); ++t)
+    session_->sums[t] = plain_sums_[session_->plan->tensors()[t].entries.front().second];
+  session_->receipt.data_path = "load";
+  prove(*session_);
+}
+
+Status SessionControl::abort_plain(const std::string& reason) {
+  if (session_ == nullptr || !session_->plain()) return Status(Code::kFailedPrecondition, "abort() without begin()");
+  fail(SessionEvent::kAbort, Status(Code::kCancelled, reason), phase());
+  return ok_status();
+}
+
+}  // namespace headrace

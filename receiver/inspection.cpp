@@ -8,21 +8,9 @@
 #include "core/wire/limits.h"
 
 namespace headrace {
-namespace {
-
-std::vector<std::string> all_scopes(const WeightIndex& index) {
-  std::vector<std::string> scopes;
-  for (std::uint32_t i = 0; i < index.rule_count(); ++i) {
-    const std::string& scope = index.rule(i).scope;
-    if (std::find(scopes.begin(), scopes.end(), scope) == scopes.end()) scopes.push_back(scope);
-  }
-  return scopes;
-}
-
-}  // namespace
 
 Inspection::Inspection(const WeightIndex& index, const PlanGeometry& geometry, const StorageTable& table)
-    : index_(&index), geometry_(&geometry), table_(&table), held_(index.needed(all_scopes(index))) {
+    : index_(&index), geometry_(&geometry), table_(&table), held_(index.needed(index.scopes())) {
   std::erase_if(held_, [&](const WeightIndex::Needed& needed) { return geometry.of(needed.rule).boxes.empty(); });
 }
 

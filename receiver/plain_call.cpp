@@ -37,7 +37,7 @@ void SessionControl::begin_plain(const WeightVersion& version, Done done) {
   }
   if (Status status = check_version(version); !status.ok()) return done(status);
   auto session = std::make_unique<UpdateSession>(SessionId{random_u64()}, version, *env_.clock, env_.options->deadline_ms);
-  session->options = PlanOptions{{"target"}, wire::OverlapRule::kRefuse, env_.options->optional_names};
+  session->options = PlanOptions{env_.index->scopes(), wire::OverlapRule::kRefuse, env_.options->optional_names};
   plain_entries_.clear();
   plain_sums_.clear();
   const SessionId id = session->id;

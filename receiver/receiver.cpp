@@ -76,7 +76,7 @@ Result<std::unique_ptr<Receiver::Impl>> Receiver::Impl::create(ReceiverOptions o
   impl->control_ = std::make_unique<SessionControl>(SessionControl::Environment{
       &impl->options_, &impl->index_, &impl->geometry_, &table, &impl->hooks_, impl->applier_.get(), impl->guard_.get(), impl->peers_.get(),
       impl->parts_.clock, [self](const PeerId& peer, SessionId session, wire::Body body) { self->send(peer, session, std::move(body)); },
-      post});
+      [self] { (void)self->write_constants(); }, post});
   impl->loop_->start([self](ControlEvent event) { self->on_event(std::move(event)); }, [self] { self->control_->on_tick(); });
   return impl;
 }
@@ -193,7 +193,7 @@ void Receiver::Impl::on_hello(const PeerId& peer, const wire::Hello& hello) {
   welcome.descriptor_path = parts_.listener->descriptor_path();
   welcome.table = table_->digest();
   welcome.expert_map = index_.layout().experts.digest();
-  welcome.scopes = {"target"};
+  welcome.scopes = index_.scopes();
   welcome.bucket_bytes_max = options_.bucket_bytes_max;
   welcome.deadline_ms = options_.deadline_ms;
   control_->describe(welcome);

@@ -29,6 +29,9 @@ struct EngineHooks {
   std::function<std::vector<StorageLocation>()> locate;
   /// After the last byte and its proof, before PREPARED: refresh what is derived from the weights, in place.
   std::function<Status()> derive;
+  /// Before `derive`, once, and only if rows of host-resident tables (scope "tables") arrived: page work, barriers, whatever the tables
+  /// need.
+  std::function<Status()> finish_tables;
   /// After COMMIT: invalidate caches. A failure closes the guard.
   std::function<Status()> committed;
 };

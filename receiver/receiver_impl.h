@@ -36,7 +36,8 @@ class Receiver::Impl {
     // The answer comes when the apply thread is done: its work is finite, and stop() runs what was posted before.
     auto promise = std::make_shared<std::promise<Answer>>();
     std::future<Answer> future = promise->get_future();
-    loop_->post([question = std::move(question), promise] { question([promise](Answer answer) { promise->set_value(std::move(answer)); }); });
+    loop_->post(
+        [question = std::move(question), promise] { question([promise](Answer answer) { promise->set_value(std::move(answer)); }); });
     return future.get();
   }
   wire::StatusReply status_on_loop() const;

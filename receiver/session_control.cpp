@@ -55,7 +55,7 @@ void SessionControl::describe(wire::StatusReply& reply) const {
   reply.attempted_version = session_ != nullptr ? session_->version.to_string() : (state_ == SessionState::kTorn ? attempted_ : "");
   reply.serving = env_.guard->view().open();
   reply.updates = updates_;
-  reply.engram_calls = 0;
+  reply.engram_calls = engram_calls_;
   reply.memory_extra_bytes_max = meter_.extra_bytes_max();
   reply.last_failure = last_failure_.substr(0, limits::kTextBytesMax);
 }
@@ -82,7 +82,9 @@ void SessionControl::publish() {
 }
 
 void SessionControl::first_enqueue() {
-  if (state_ == SessionState::kOpen) apply(SessionEvent::kFirstEnqueue);
+  if (state_ != SessionState::kOpen) return;
+  apply(SessionEvent::kFirstEnqueue);
+  if (std::exchange(discarded_, false)) (void)env_.applier->run_async(env_.write_constants);
 }
 
 std::string SessionControl::phase() const {
@@ -439,9 +441,17 @@ void SessionControl::prove(UpdateSession& session) {
   session.receipt.phases.transfer = session.lap_ms();
   const SessionId id = session.id;
   const bool to_prove = session.sums_given > 0 || session.plain();
-  auto finish = [this, id](ProofOutcome outcome) {
+  // An update without table rows does no table work at all; the counter proves it.
+  const bool tables = std::any_of(session.plan->tensors().begin(), session.plan->tensors().end(),
+                                  [&](const PlanTensor& tensor) { return env_.index->rule(tensor.rule).scope == kTablesScope; });
+  if (tables && env_.hooks->finish_tables != nullptr) {
+    ++session.receipt.engram_calls;
+    ++engram_calls_;
+  }
+  auto finish = [this, id, tables](ProofOutcome outcome) {
     Status after = ok_status();
-    if (outcome.differences_total == 0) after = call_hook("derive", env_.hooks->derive);
+    if (outcome.differences_total == 0 && tables) after = call_hook("finish_tables", env_.hooks->finish_tables);
+    if (outcome.differences_total == 0 && after.ok()) after = call_hook("derive", env_.hooks->derive);
     if (after.ok() && env_.hooks->locate != nullptr) after = attest();
     env_.post([this, id, outcome = std::move(outcome), after] {
       if (current(id)) on_proven(outcome, after);
@@ -568,6 +578,7 @@ void SessionControl::on_engine_event(EngineEvent event) {
       {SessionEvent::kForeignReload, "somebody else reloaded the weights"},
       {SessionEvent::kRecapture, "the engine captures its graphs again"}};
   const auto& [session_event, text] = kEvents[static_cast<std::size_t>(event)];
+  if (event == EngineEvent::kDiscard || event == EngineEvent::kForeignReload) discarded_ = true;
   if (session_ == nullptr) {
     apply(session_event);
     return;

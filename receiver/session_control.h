@@ -36,6 +36,7 @@ class SessionControl {
     PeerBook* peers;
     const Clock* clock;
     std::function<void(const PeerId&, SessionId, wire::Body)> send;
+    std::function<void()> write_constants;  // on the apply thread
     PeerBook::Post post;
   };
 
@@ -106,6 +107,8 @@ class SessionControl {
   std::string attempted_;                      // version of the failed session
   std::shared_ptr<const SyncPlan> last_plan_;  // of the last commit; its parts are the manifests that a sender may name by digest
   std::uint64_t updates_ = 0;
+  std::uint64_t engram_calls_ = 0;
+  bool discarded_ = false;  // constants are gone too: they are written before the next first byte
   std::uint64_t apply_progress_ = 0;
   SlotState published_ = SlotState::kNone;
   MemoryMeter meter_;

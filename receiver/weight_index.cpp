@@ -146,6 +146,14 @@ std::vector<WeightIndex::Needed> WeightIndex::needed(std::span<const std::string
   return names;
 }
 
+std::vector<std::string> WeightIndex::scopes() const {
+  std::vector<std::string> scopes;
+  for (const TensorRule* rule : rules_) {
+    if (std::find(scopes.begin(), scopes.end(), rule->scope) == scopes.end()) scopes.push_back(rule->scope);
+  }
+  return scopes;
+}
+
 std::vector<std::string> WeightIndex::nearest(std::string_view name, std::size_t count) const {
   const auto id = name.size() <= 2 * name_bytes_max_ ? canonical_id(last_number(name), layout_.experts.experts()) : std::nullopt;
   const std::string digits = std::to_string(id.value_or(0));

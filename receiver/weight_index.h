@@ -51,6 +51,8 @@ class WeightIndex {
     std::int32_t expert = -1;
   };
   std::vector<Needed> needed(std::span<const std::string> scopes) const;
+  /// The scopes of all rules, each once.
+  std::vector<std::string> scopes() const;
   /// The nearest known names to one that is unknown, best first, for error messages. Nearest by the length of the common beginning and
   /// end; time does not grow with the length of `name`.
   std::vector<std::string> nearest(std::string_view name, std::size_t count) const;

@@ -36,6 +36,9 @@ struct Placement {
   std::int64_t slot_stride = 0;
 };
 
+/// The scope of host-resident tables.
+inline constexpr std::string_view kTablesScope = "tables";
+
 /// What the family knows about one checkpoint tensor, or about one (layer, suffix) of all experts.
 struct TensorRule {
   std::string param;          // the engine's runtime name of the parameter

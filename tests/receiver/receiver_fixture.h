@@ -104,7 +104,7 @@ class ReceiverFixture : public testing::Test {
     options.ranks = 2;
     if (options.deadline_ms == 0) options.deadline_ms = 10'000;
     if (options.bucket_bytes_max == 0) options.bucket_bytes_max = limits::kBucketBytesDefault;
-    auto storage = HostStorage::allocate(small_model::layout(), *device_);
+    auto storage = HostStorage::allocate(layout_, *device_);
     ASSERT_TRUE(storage.ok()) << storage.status().to_string();
     storage_ = std::make_unique<HostStorage>(std::move(storage).value());
     start_on_storage(std::move(options), std::move(hooks));
@@ -117,8 +117,7 @@ class ReceiverFixture : public testing::Test {
     guard_path_ = std::filesystem::temp_directory_path() / ("headrace-guard-" + std::to_string(random_u64()));
     parts.guard_path = guard_path_;
     parts.clock = &clock_;
-    auto impl =
-        Receiver::Impl::create(std::move(options), small_model::layout(), storage_->table(), *device_, std::move(hooks), std::move(parts));
+    auto impl = Receiver::Impl::create(std::move(options), layout_, storage_->table(), *device_, std::move(hooks), std::move(parts));
     ASSERT_TRUE(impl.ok()) << impl.status().to_string();
     receiver_ = std::move(impl).value();
   }
@@ -208,6 +207,7 @@ class ReceiverFixture : public testing::Test {
     return sender.expect<wire::Committed>().receipt;
   }
 
+  ModelLayout layout_ = small_model::layout();  // a test may change it before start()
   InMemoryHub hub_;
   std::unique_ptr<Device> device_ = make_host_device();
   ManualClock clock_;

@@ -94,6 +94,25 @@ TEST_F(SmallPlan, FollowsTheExpertMapToTheSlots) {
   EXPECT_EQ(jobs[1].job.copy.dst_offset, 32);
 }
 
+TEST_F(SmallPlan, SeesAReplicaThatDiffersFromTheOthers) {
+  ModelLayout replicated = small_model::layout();
+  replicated.experts = ExpertMap::from_slots(4, std::vector<std::int32_t>{3, 3}).value();
+  const WeightIndex index(replicated);
+  const PlanGeometry geometry = PlanGeometry::build(index, storage_.table()).value();
+  const std::string name = "layers.0.ffn.experts.3.w1.weight";
+  const Resolution resolution = index.resolve(name);
+  const TensorKey key = tensor_key(name, Dtype::kI8, Shape{4, 4});
+  const auto live = [&] { return live_fingerprint(index.rule(resolution.rule), geometry, resolution.slots, key, Box{{0, 0}, {4, 4}}); };
+  EXPECT_EQ(live().copies, 2U);
+  EXPECT_TRUE(live().equal);
+  std::byte& last = storage_.table().find("experts")->address[32 + 27];  // the last payload byte of the second slot
+  last = std::byte{1};
+  EXPECT_FALSE(live().equal);
+  last = std::byte{0};
+  storage_.table().find("experts")->address[32 + 28] = std::byte{1};  // padding is no part of the tensor
+  EXPECT_TRUE(live().equal);
+}
+
 TEST_F(SmallPlan, CountsEveryDefectButListsOnlyTheFirst) {
   SenderPart part = full("lead");
   for (int i = 0; i < 3000; ++i) part.entries.push_back(whole("unknown." + std::to_string(i), Dtype::kU8, {1}));

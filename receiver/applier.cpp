@@ -43,7 +43,7 @@ LiveFingerprint live_fingerprint(const TensorRule& rule, const PlanGeometry& geo
 }
 
 Result<std::unique_ptr<Applier>> Applier::create(Device& device, std::uint32_t threads) {
-  std::unique_ptr<Applier> applier(new Applier(std::max<std::uint32_t>(threads, 1)));
+  std::unique_ptr<Applier> applier(new Applier(device.identity().kind, std::max<std::uint32_t>(threads, 1)));
   Result<std::unique_ptr<Stream>> stream = device.create_stream("headrace-apply");
   if (!stream.ok()) return stream.status();
   applier->stream_ = std::move(stream).value();

@@ -52,13 +52,15 @@ class Applier {
   /// Any other work that must be ordered with the above: hooks, inspection.
   Status run_async(std::function<void()> work);
 
+  DeviceKind device_kind() const noexcept { return device_kind_; }
   /// Rises while work goes on, so that waiting peers see progress. Any thread.
   std::uint64_t progress() const noexcept { return progress_.load(std::memory_order_relaxed); }
 
  private:
-  Applier(std::uint32_t threads) : pool_(threads), executor_(pool_) {}
+  Applier(DeviceKind device_kind, std::uint32_t threads) : device_kind_(device_kind), pool_(threads), executor_(pool_) {}
   ProofOutcome prove(const SyncPlan& plan, const ExpectedSums& expected);
 
+  const DeviceKind device_kind_;
   std::atomic<std::uint64_t> progress_{0};
   WorkerPool pool_;             // used on the stream's thread
   HostExecutor executor_;       // used on the stream's thread

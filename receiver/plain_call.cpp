@@ -49,61 +49,75 @@ void SessionControl::begin_plain(const WeightVersion& version, Done done) {
   });
 }
 
-void SessionControl::load_plain(std::span<const NamedView> tensors, Done done) {
-  if (session_ == nullptr || !session_->plain() || !session_->begun) {
-    return done(Status(Code::kFailedPrecondition, last_failure_.empty() ? "load() outside begin() and finish()" : last_failure_));
-  }
-  // Every call is a small update of its own up to the first byte: resolved and checked as a whole.
+Result<SyncPlan::Outcome> SessionControl::plan_plain(std::span<const NamedView> tensors) const {
   SenderPart part{"load", {}, {}};
   for (const NamedView& view : tensors) {
     Shape shape(view.shape.begin(), view.shape.end());
     const auto bytes = byte_count(view.dtype, shape);
     if (!bytes || static_cast<std::size_t>(*bytes) != view.bytes.size()) {
-      return done(Status(Code::kInvalidArgument, fmt::format("{}: {} bytes for shape {} of {}", view.name, view.bytes.size(),
-                                                             to_string(shape), dtype_name(view.dtype))));
+      return Status(Code::kInvalidArgument,
+                    fmt::format("{}: {} bytes for shape {} of {}", view.name, view.bytes.size(), to_string(shape), dtype_name(view.dtype)));
     }
     part.entries.push_back({std::string(view.name), view.dtype, shape, Box::whole(shape)});
   }
   PlanOptions options = session_->options;
   options.check_coverage = false;
   SyncPlan::Outcome outcome = SyncPlan::compile(*env_.index, *env_.geometry, env_.table->digest(), {std::move(part)}, options);
-  if (outcome.plan == nullptr) return done(wire::to_status(outcome.defects.front()));
-  std::vector<SyncPlan::KeyedJob> jobs;
-  for (const PlanTensor& tensor : outcome.plan->tensors()) {
+  if (outcome.plan == nullptr) return wire::to_status(outcome.defects.front());
+  return outcome;
+}
+
+Status SessionControl::jobs_plain(const SyncPlan& plan, std::span<const NamedView> tensors, std::vector<SyncPlan::KeyedJob>& jobs) const {
+  for (const PlanTensor& tensor : plan.tensors()) {
     const std::uint32_t e = tensor.entries.front().second;
     const TensorGeometry& source = env_.geometry->of(tensor.rule).source;
     const auto strides = packed_strides(source.shape, source.elem_bytes);
-    for (const Box& box : outcome.plan->entries(0)[e].wanted) {
+    for (const Box& box : plan.entries(0)[e].wanted) {
       std::int64_t offset = 0;
       for (std::size_t d = 0; d < strides.size(); ++d) offset += box.lo[d] * strides[d];
-      const Status status = outcome.plan->append_jobs(tensor, box, tensors[e].bytes.data() + offset,
-                                                      box == Box::whole(source.shape) ? std::span<const std::int64_t>() : strides, jobs);
-      if (!status.ok()) return done(status);
+      HEADRACE_RETURN_IF_ERROR(plan.append_jobs(tensor, box, tensors[e].bytes.data() + offset,
+                                                box == Box::whole(source.shape) ? std::span<const std::int64_t>() : strides, jobs));
     }
   }
+  return ok_status();
+}
+
+void SessionControl::load_plain(std::span<const NamedView> tensors, Done done) {
+  if (session_ == nullptr || !session_->plain() || !session_->begun) {
+    return done(Status(Code::kFailedPrecondition, last_failure_.empty() ? "load() outside begin() and finish()" : last_failure_));
+  }
+  // Every call is a small update of its own up to its first byte: resolved and checked as a whole.
+  std::vector<SyncPlan::KeyedJob> jobs;
+  Result<SyncPlan::Outcome> planned = plan_plain(tensors);
+  const Status checked = planned.ok() ? jobs_plain(*planned.value().plan, tensors, jobs) : planned.status();
+  if (!checked.ok()) {
+    // Earlier calls may have written: then what is in storage is half of an update, and says so.
+    if (state_ == SessionState::kApplying) fail(SessionEvent::kFailure, checked, "transfer");
+    return done(checked);
+  }
+  const std::shared_ptr<const SyncPlan> plan = planned.value().plan;
   first_enqueue();
   session_->deadline.touch();
   const SessionId id = session_->id;
-  const Status enqueued =
-      env_.applier->apply_async(std::move(jobs), [this, id, tensors, done, plan = outcome.plan](const ApplyStats& stats) {
-        std::vector<FingerprintSum> sums;
-        for (std::uint32_t e = 0; e < tensors.size(); ++e) sums.push_back(wanted_sum(*plan, e, tensors[e].bytes.data()));
-        env_.post([this, id, stats, done, tensors, sums = std::move(sums)] {
-          if (!current(id)) return done(Status(Code::kCancelled, last_failure_));
-          wire::Receipt& receipt = session_->receipt;
-          receipt.batches += stats.copies.batches;
-          receipt.copies += stats.copies.copies;
-          receipt.applied_bytes += stats.copies.bytes;
-          receipt.runs += stats.runs;
-          receipt.run_experts += stats.run_experts;
-          for (std::size_t i = 0; i < tensors.size(); ++i) {
-            const Shape shape(tensors[i].shape.begin(), tensors[i].shape.end());
-            plain_entries_.push_back({std::string(tensors[i].name), tensors[i].dtype, shape, Box::whole(shape)});
-            plain_sums_.push_back(sums[i]);
-          }
-          done(ok_status());
-        });
-      });
+  const Status enqueued = env_.applier->apply_async(std::move(jobs), [this, id, tensors, done, plan](const ApplyStats& stats) {
+    std::vector<FingerprintSum> sums;
+    for (std::uint32_t e = 0; e < tensors.size(); ++e) sums.push_back(wanted_sum(*plan, e, tensors[e].bytes.data()));
+    env_.post([this, id, stats, done, tensors, sums = std::move(sums)] {
+      if (!current(id)) return done(Status(Code::kCancelled, last_failure_));
+      wire::Receipt& receipt = session_->receipt;
+      receipt.batches += stats.copies.batches;
+      receipt.copies += stats.copies.copies;
+      receipt.applied_bytes += stats.copies.bytes;
+      receipt.runs += stats.runs;
+      receipt.run_experts += stats.run_experts;
+      for (std::size_t i = 0; i < tensors.size(); ++i) {
+        const Shape shape(tensors[i].shape.begin(), tensors[i].shape.end());
+        plain_entries_.push_back({std::string(tensors[i].name), tensors[i].dtype, shape, Box::whole(shape)});
+        plain_sums_.push_back(sums[i]);
+      }
+      done(ok_status());
+    });
+  });
   if (!enqueued.ok()) done(enqueued);
 }
 

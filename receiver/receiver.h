@@ -48,7 +48,7 @@ struct ReceiverOptions {
   std::int64_t bucket_bytes_max = 0;                     // 0: the limit
   std::int64_t deadline_ms = 0;                          // without progress; 0: the default
   bool require_proof = true;  // false: also commits updates whose senders bring no fingerprints; for measuring only
-  /// Checkpoint names that an update need not bring: fnmatch patterns. Printed at start, reported in ACCEPT.
+  /// Checkpoint names that an update need not bring: fnmatch patterns.
   std::vector<std::string> optional_names;
 };
 

@@ -101,6 +101,17 @@ std::string SessionControl::phase() const {
   return "";
 }
 
+void SessionControl::name_rank(wire::Failure& failure) const {
+  failure.engine = env_.options->engine;
+  failure.rank = env_.options->rank;
+}
+
+wire::Failure SessionControl::own_failure(const Status& status, std::string phase) const {
+  wire::Failure failure = wire::make_failure(status, std::move(phase));
+  name_rank(failure);
+  return failure;
+}
+
 void SessionControl::fail(SessionEvent event, const Status& status, std::string phase) {
   fail(event, wire::make_failure(status, std::move(phase)));
 }
@@ -109,10 +120,7 @@ void SessionControl::fail(SessionEvent event, wire::Failure failure) {
   const Transition t = transition(state_, event);
   if (t.answer != Answer::kTake) return;
   // An ABORT may carry what another rank found.
-  if (failure.engine.empty()) {
-    failure.engine = env_.options->engine;
-    failure.rank = env_.options->rank;
-  }
+  if (failure.engine.empty()) name_rank(failure);
   last_failure_ = wire::to_status(failure).to_string();
   std::unique_ptr<UpdateSession> ended;
   // In doubt the session lives on: it may still be committed.
@@ -185,10 +193,7 @@ void SessionControl::on_open(const PeerId& peer, const std::string& sender, Sess
   Status status = id.value != 0 ? check_open(sender, open, version) : Status(Code::kInvalidArgument, "OPEN without a session id");
   if (!status.ok()) {
     // The open session, if any, is not disturbed: only the one who asked hears of it.
-    wire::Failure failure = wire::make_failure(status, "open");
-    failure.engine = env_.options->engine;
-    failure.rank = env_.options->rank;
-    env_.send(peer, id, wire::ErrorReport{failure, static_cast<std::uint32_t>(state_)});
+    env_.send(peer, id, wire::ErrorReport{own_failure(status, "open"), static_cast<std::uint32_t>(state_)});
     return;
   }
   const std::int64_t deadline_ms = env_.options->deadline_ms;
@@ -329,10 +334,7 @@ void SessionControl::answer_manifests(UpdateSession& session) {
     }
     SyncPlan::Outcome outcome = SyncPlan::compile(*env_.index, *env_.geometry, env_.table->digest(), std::move(parts), session.options);
     if (outcome.plan == nullptr) {
-      for (wire::Failure& defect : outcome.defects) {
-        defect.engine = env_.options->engine;
-        defect.rank = env_.options->rank;
-      }
+      for (wire::Failure& defect : outcome.defects) name_rank(defect);
       to_senders(session, wire::Reject{outcome.defects_total, outcome.defects});
       last_failure_ = wire::to_status(outcome.defects.front()).to_string();
       failed_session_ = session.id;
@@ -473,7 +475,7 @@ void SessionControl::on_proven(const ProofOutcome& outcome, const Status& after)
   }
   if (!after.ok()) return fail(SessionEvent::kFailure, after, "prepare");
   session.receipt.phases.prepare = session.lap_ms();
-  session.receipt.device = "host";
+  session.receipt.device = device_kind_name(env_.applier->device_kind());
   meter_.sample();
   apply(SessionEvent::kPrepared);
   apply_progress_ = env_.applier->progress();
@@ -496,8 +498,7 @@ void SessionControl::on_commit(const PeerId& peer, SessionId id) {
                                     from_lead ? "" : ", not from the lead of an open session"));
     if (from_lead) return fail(SessionEvent::kFailure, status, "commit");
     const bool failed_here = failed_session_ == id && id.value != 0;
-    env_.send(peer, id,
-              wire::ErrorReport{failed_here ? failure_ : wire::make_failure(status, "commit"), static_cast<std::uint32_t>(state_)});
+    env_.send(peer, id, wire::ErrorReport{failed_here ? failure_ : own_failure(status, "commit"), static_cast<std::uint32_t>(state_)});
     return;
   }
   UpdateSession& session = *session_;
@@ -526,9 +527,7 @@ void SessionControl::commit(UpdateSession& session) {
       // Committed, but the engine would serve with stale caches: nothing is served until the next update.
       version_.reset();
       publish();
-      wire::Failure failure = wire::make_failure(status, "commit");
-      failure.engine = env_.options->engine;
-      failure.rank = env_.options->rank;
+      const wire::Failure failure = own_failure(status, "commit");
       last_failure_ = wire::to_status(failure).to_string();
       to_senders(*ended, wire::ErrorReport{failure, static_cast<std::uint32_t>(state_)});
       if (plain_done_) std::exchange(plain_done_, nullptr)(status);

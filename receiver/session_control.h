@@ -82,6 +82,11 @@ class SessionControl {
   void on_proven(const ProofOutcome& outcome, const Status& after);
   void commit(UpdateSession& session);
   void first_enqueue();
+  Result<SyncPlan::Outcome> plan_plain(std::span<const NamedView> tensors) const;
+  Status jobs_plain(const SyncPlan& plan, std::span<const NamedView> tensors, std::vector<SyncPlan::KeyedJob>& jobs) const;
+  /// A failure found on this rank.
+  void name_rank(wire::Failure& failure) const;
+  wire::Failure own_failure(const Status& status, std::string phase) const;
   /// Ends the session as the table says for `event`, tells every sender; the first failure sticks.
   void fail(SessionEvent event, wire::Failure failure);
   void fail(SessionEvent event, const Status& status, std::string phase);

@@ -4,12 +4,13 @@
 
 #include <charconv>
 
+#include "core/wire/limits.h"
 #include "receiver/models/deepseek_v4_config.h"
 
 namespace headrace {
 namespace {
 
-constexpr std::int32_t kRanksMax = 65536;
+constexpr auto kRanksMax = static_cast<std::int32_t>(limits::kRanksMax);
 
 /// "ep4" -> 4 for the prefix "ep"; nullopt for anything but the prefix and a canonical number.
 std::optional<std::int32_t> degree(std::string_view part, std::string_view prefix) {

@@ -65,6 +65,17 @@ TEST_F(PlainCall, ChecksEachCallBeforeItsFirstByte) {
   expect_live(3);
 }
 
+TEST_F(PlainCall, IsTornWhenALaterCallIsWrong) {
+  start();
+  make(3);
+  ASSERT_TRUE(begin({"run", 1}).ok());
+  ASSERT_TRUE(load({views_.data(), 2}).ok());
+  views_[2].name = "unknown";
+  EXPECT_EQ(load({views_.data() + 2, 3}).code(), Code::kInvalidArgument);
+  EXPECT_EQ(state(), "torn");
+  EXPECT_EQ(load({views_.data() + 3, 2}).code(), Code::kFailedPrecondition);
+}
+
 TEST_F(PlainCall, IsTornWhenFinishFindsTensorsMissing) {
   start();
   make(3);

@@ -117,6 +117,22 @@ TEST_F(Session, RefusesAnUpdateWithoutFingerprints) {
   EXPECT_NE(sender.expect<wire::ErrorReport>().failure.message.find("no fingerprint"), std::string::npos);
 }
 
+TEST_F(Session, CommitsWithoutFingerprintsOnlyWhenToldToAndCallsItUnproven) {
+  ReceiverOptions options;
+  options.require_proof = false;
+  start(options);
+  WireSender sender = connect("lead");
+  sender.hello();
+  open_update(sender, 8, "run/1");
+  sender.send(wire::Bucket{0, payload_extents()}, payload(2));
+  sender.expect<wire::Consumed>();
+  sender.send(wire::End{1, {}});
+  EXPECT_FALSE(sender.expect<wire::Prepared>().receipt.proven);
+  sender.send(wire::Commit{});
+  EXPECT_FALSE(sender.expect<wire::Committed>().receipt.proven);
+  expect_live(2);
+}
+
 TEST_F(Session, SaysWhatIsMissingWhenTheSendersEndTooEarly) {
   start();
   WireSender sender = connect("lead");

@@ -20,9 +20,10 @@ class Coverage {
   std::vector<std::string> missing(std::size_t count) const;
 
  private:
+  /// Parts that came, side by side in one array: a bucket may bring a million of them, and each is compared with all before it.
   struct Entry {
     std::int64_t elements_left = 0;
-    std::vector<Box> boxes;  // parts that came; empty once the entry is whole
+    std::vector<std::int64_t> bounds;  // per part lo of every dimension, then hi; empty once the entry is whole
   };
   const SyncPlan* plan_;
   std::vector<std::vector<Entry>> entries_;

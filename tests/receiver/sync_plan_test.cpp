@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+
 #include "core/device/device.h"
 #include "core/wire/limits.h"
 #include "receiver/coverage.h"
@@ -168,6 +171,76 @@ TEST_F(SmallPlan, CoverageTakesEachByteOnce) {
   EXPECT_FALSE(coverage.complete());
   EXPECT_TRUE(coverage.add(0, 3, Box{{0, 0}, {4, 4}}).ok());
   EXPECT_TRUE(coverage.complete());
+}
+
+/// A plan of one tensor of bytes.
+class OneTensor {
+ public:
+  explicit OneTensor(Shape shape) : index_(layout(shape)), storage_(HostStorage::allocate(index_.layout(), *device_).value()) {
+    geometry_ = PlanGeometry::build(index_, storage_.table()).value();
+    SenderPart part{"lead", {}, {{"t", Dtype::kU8, shape, Box::whole(shape)}}};
+    plan_ = SyncPlan::compile(index_, geometry_, storage_.table().digest(), {part}, PlanOptions{{"target"}}).plan;
+  }
+  const SyncPlan& plan() const { return *plan_; }
+
+ private:
+  static ModelLayout layout(const Shape& shape) {
+    ModelLayout model;
+    model.family = "one";
+    model.variant = "plain";
+    const std::int64_t bytes = *byte_count(Dtype::kU8, shape);
+    model.storages.push_back({.name = "t", .dtype = Dtype::kU8, .shape = shape, .strides = {}, .bytes = bytes});
+    TensorRule rule;
+    rule.param = "t";
+    rule.dtypes = {Dtype::kU8};
+    rule.shape = shape;
+    rule.placements.push_back({.storage = 0, .box = Box::whole(shape), .copy = StridedCopy::flat(0, 0, bytes)});
+    model.named.push_back({"t", rule});
+    return model;
+  }
+
+  std::unique_ptr<Device> device_ = make_host_device();
+  WeightIndex index_;
+  HostStorage storage_;
+  PlanGeometry geometry_;
+  std::shared_ptr<const SyncPlan> plan_;
+};
+
+TEST(ManyPieces, AreTakenWithoutEndWhileTheyAdjoin) {
+  const std::int64_t count = 50'000;
+  static_assert(count > std::int64_t{limits::kBoxesMax});
+  const OneTensor tensor({count});
+  Coverage coverage(tensor.plan());
+  for (std::int64_t i = 0; i < count / 2; ++i) ASSERT_TRUE(coverage.add(0, 0, Box{{i}, {i + 1}}).ok()) << i;
+  EXPECT_FALSE(coverage.add(0, 0, Box{{0}, {1}}).ok()) << "it came first of all";
+  for (std::int64_t i = count; i > count / 2; --i) ASSERT_TRUE(coverage.add(0, 0, Box{{i - 1}, {i}}).ok()) << i;
+  EXPECT_TRUE(coverage.complete());
+}
+
+TEST(ManyPieces, AreTakenOnceWhateverTheirShapesAndOrder) {
+  const OneTensor tensor({6, 5, 7});
+  std::mt19937 random(11);
+  const auto below = [&](std::int64_t end) { return std::uniform_int_distribution<std::int64_t>(0, end - 1)(random); };
+  for (int round = 0; round < 200; ++round) {
+    Coverage coverage(tensor.plan());
+    std::vector<bool> came(6 * 5 * 7, false);
+    for (int i = 0; i < 60; ++i) {
+      Box box;
+      for (const std::int64_t dimension : {6, 5, 7}) {
+        box.lo.push_back(below(dimension));
+        box.hi.push_back(box.lo.back() + 1 + below(std::min<std::int64_t>(3, dimension - box.lo.back())));
+      }
+      std::vector<std::size_t> bytes;
+      for (std::int64_t x = box.lo[0]; x < box.hi[0]; ++x)
+        for (std::int64_t y = box.lo[1]; y < box.hi[1]; ++y)
+          for (std::int64_t z = box.lo[2]; z < box.hi[2]; ++z) bytes.push_back(static_cast<std::size_t>((x * 5 + y) * 7 + z));
+      const bool fresh = std::none_of(bytes.begin(), bytes.end(), [&](std::size_t byte) { return came[byte]; });
+      ASSERT_EQ(coverage.add(0, 0, box).ok(), fresh) << "round " << round << ", box " << to_string(box);
+      if (fresh)
+        for (const std::size_t byte : bytes) came[byte] = true;
+      ASSERT_EQ(coverage.complete(), std::find(came.begin(), came.end(), false) == came.end());
+    }
+  }
 }
 
 TEST_F(SmallPlan, RefusesMoreBucketsOnTheWayThanWereGranted) {

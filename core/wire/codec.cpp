@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <msgpack.hpp>
+#include <new>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -16,6 +18,9 @@ namespace {
 
 constexpr std::string_view kMagic = "HR";
 constexpr std::size_t kDepthMax = 16;
+// No list is longer than a manifest, and no item of one has more parts than an extent with box and strides.
+constexpr std::size_t kListItemsMax = limits::kManifestEntriesMax;
+constexpr std::size_t kItemsMax = 32 * kListItemsMax;
 
 /// msgpack's buffer concept over a vector of bytes.
 struct ByteSink {
@@ -42,6 +47,13 @@ void pack_blob(Packer& out, std::span<const std::byte> blob) {
 void pack_numbers(Packer& out, std::span<const std::int64_t> numbers) {
   out.pack_array(static_cast<std::uint32_t>(numbers.size()));
   for (const std::int64_t number : numbers) out.pack_int64(number);
+}
+
+/// Shortens a text to `bytes`, not in the middle of a character.
+void clip(std::string& text, std::size_t bytes) {
+  if (text.size() <= bytes) return;
+  while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xc0U) == 0x80U) --bytes;
+  text.resize(bytes);
 }
 
 struct CountKeys {
@@ -113,6 +125,16 @@ class Encoder {
     if (items >= 4) value(v.box.value_or(Box{}));
     if (items >= 5) pack_numbers(out_, v.strides);
   }
+  void value(const Failure& v) {
+    // What failed names names that others chose, as many as there are: a reader would refuse the whole report for one long text.
+    Failure failure = v;
+    for (std::string* text : {&failure.message, &failure.expected, &failure.actual}) clip(*text, limits::kTextBytesMax);
+    clip(failure.name, limits::kNameBytesMax);
+    CountKeys count;
+    fields(failure, count);
+    out_.pack_map(count.keys);
+    fields(failure, *this);
+  }
   void value(const EntryFingerprint& v) {
     out_.pack_array(3);
     out_.pack_uint32(v.entry);
@@ -145,18 +167,19 @@ struct Malformed {
   std::string why;
 };
 
-/// Adds up declared items, so that no header makes msgpack reserve room for more items than there are bytes.
+/// Adds up declared items, so that no header makes msgpack reserve room for more items than there are bytes, or than any message has: an
+/// unpacked item takes 24 times the room of its byte.
 class DeclaredItems : public msgpack::null_visitor {
  public:
-  explicit DeclaredItems(std::size_t bytes) : left_(bytes) {}
-  bool start_array(std::uint32_t items) { return enter(items); }
-  bool start_map(std::uint32_t pairs) { return enter(std::uint64_t{2} * pairs); }
+  explicit DeclaredItems(std::size_t bytes) : left_(std::min(bytes, kItemsMax)) {}
+  bool start_array(std::uint32_t items) { return enter(items, items); }
+  bool start_map(std::uint32_t pairs) { return enter(pairs, std::uint64_t{2} * pairs); }
   bool end_array() { return leave(); }
   bool end_map() { return leave(); }
 
  private:
-  bool enter(std::uint64_t items) {
-    if (items > left_ || ++depth_ > kDepthMax) return false;
+  bool enter(std::uint64_t length, std::uint64_t items) {
+    if (length > kListItemsMax || items > left_ || ++depth_ > kDepthMax) return false;
     left_ -= items;
     return true;
   }
@@ -391,7 +414,7 @@ msgpack::object_handle unpack(std::span<const std::byte> bytes) {
   } catch (const msgpack::unpack_error&) {
     throw Malformed{"not msgpack"};
   }
-  if (!whole) throw Malformed{"not msgpack, cut short, nested too deep, or a length beyond the bytes that arrived"};
+  if (!whole) throw Malformed{"not msgpack, cut short, nested too deep, or a length beyond the bytes that arrived or the limits"};
   if (offset != bytes.size()) throw Malformed{fmt::format("{} bytes after the end of the document", bytes.size() - offset)};
   // Texts and blobs stay references into `bytes`, which outlives the handle in every caller.
   return msgpack::unpack(data, bytes.size(), [](msgpack::type::object_type, std::size_t, void*) { return true; });
@@ -423,6 +446,8 @@ auto translate(std::string_view what, Work&& work) -> Result<decltype(work())> {
     return Status(Code::kInvalidArgument, fmt::format("{}: {}", what, malformed.why));
   } catch (const msgpack::unpack_error&) {
     return Status(Code::kInvalidArgument, fmt::format("{}: not msgpack", what));
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kResourceExhausted, fmt::format("{}: no memory to unpack it", what));
   }
 }
 

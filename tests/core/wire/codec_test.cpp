@@ -107,6 +107,41 @@ TEST(Codec, RefusesLengthsBeyondTheBytesThatArrived) {
   EXPECT_EQ(decode_entries(bytes).status().code(), Code::kInvalidArgument);
 }
 
+TEST(Codec, RefusesAListLongerThanAnyMessageHasBeforeItTakesRoomForIt) {
+  const std::uint32_t items = limits::kManifestEntriesMax + 1;
+  std::vector<std::byte> bytes{std::byte{0xdd}};
+  for (int shift = 24; shift >= 0; shift -= 8) bytes.push_back(static_cast<std::byte>(items >> shift));
+  bytes.resize(bytes.size() + items, std::byte{0xc0});
+  const Status status = decode_entries(bytes).status();
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_NE(status.message().find("limits"), std::string::npos) << status.message();
+}
+
+TEST(Codec, ShortensAFailureThatAReaderWouldRefuseForItsLength) {
+  // 256 names of senders, or five names of tensors, make longer texts than a reader takes.
+  const std::string euros = [] {
+    std::string text = "x";
+    while (text.size() < 2 * limits::kTextBytesMax) text += "\u20ac";
+    return text;
+  }();
+  Failure failure = make_failure(Status(Code::kDeadlineExceeded, euros), "manifest");
+  failure.name = euros;
+  failure.expected = euros;
+  failure.actual = "short";
+  const auto decoded = decode(encode({SessionId{1}, Incarnation{2}, ErrorReport{failure, 0}}));
+  ASSERT_TRUE(decoded.ok()) << decoded.status().to_string();
+  const Failure& told = std::get<ErrorReport>(decoded.value().body).failure;
+  for (const std::string* text : {&told.message, &told.name, &told.expected}) {
+    const std::size_t most = text == &told.name ? limits::kNameBytesMax : limits::kTextBytesMax;
+    EXPECT_LE(text->size(), most);
+    EXPECT_GT(text->size(), most - 3);
+    EXPECT_EQ(text->size() % 3, 1U) << "cut inside a character";
+    EXPECT_EQ(*text, euros.substr(0, text->size()));
+  }
+  EXPECT_EQ(told.actual, "short");
+  EXPECT_EQ(told.code, static_cast<std::uint32_t>(Code::kDeadlineExceeded));
+}
+
 TEST(Codec, RefusesManifestEntriesThatDoNotFit) {
   const std::vector<std::pair<ManifestEntry, std::string>> cases{
       {{"x", Dtype::kBF16, {4}, Box{{2}, {5}}}, "does not lie in shape"},

@@ -1,13 +1,20 @@
 #include "receiver/progress_loop.h"
 
+#include <string>
+#include <system_error>
 #include <utility>
 
 namespace headrace {
 
-void ProgressLoop::start(OnEvent on_event, Work tick) {
+Status ProgressLoop::start(OnEvent on_event, Work tick) {
   on_event_ = std::move(on_event);
   tick_ = std::move(tick);
-  thread_ = std::thread([this] { run(); });
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    return Status(Code::kResourceExhausted, std::string("start a thread: ") + error.what());
+  }
+  return ok_status();
 }
 
 void ProgressLoop::post(Work work) {

@@ -23,8 +23,8 @@ class ProgressLoop {
   ProgressLoop(const ProgressLoop&) = delete;
   ProgressLoop& operator=(const ProgressLoop&) = delete;
 
-  /// `tick` runs at least every tick_ms.
-  void start(OnEvent on_event, Work tick);
+  /// `tick` runs at least every tick_ms. kResourceExhausted: no thread.
+  Status start(OnEvent on_event, Work tick);
   /// Runs `work` on the loop's thread, in order. After stop() it is dropped. Any thread.
   void post(Work work);
   /// Ends the thread after the work that was posted. Not on the loop's own thread.

@@ -77,7 +77,8 @@ Result<std::unique_ptr<Receiver::Impl>> Receiver::Impl::create(ReceiverOptions o
       &impl->options_, &impl->index_, &impl->geometry_, &table, &impl->hooks_, impl->applier_.get(), impl->guard_.get(), impl->peers_.get(),
       impl->parts_.clock, [self](const PeerId& peer, SessionId session, wire::Body body) { self->send(peer, session, std::move(body)); },
       [self] { (void)self->write_constants(); }, post});
-  impl->loop_->start([self](ControlEvent event) { self->on_event(std::move(event)); }, [self] { self->control_->on_tick(); });
+  HEADRACE_RETURN_IF_ERROR(
+      impl->loop_->start([self](ControlEvent event) { self->on_event(std::move(event)); }, [self] { self->control_->on_tick(); }));
   return impl;
 }
 
@@ -143,6 +144,7 @@ void Receiver::Impl::on_message(const PeerId& peer, std::vector<std::byte> bytes
       control_->on_peer_lost(peer, Status(decoded.status().code(), "it sent " + decoded.status().message()));
     return;
   }
+  bytes = {};  // a manifest is a second copy of them
   wire::Message message = std::move(decoded).value();
   if (const auto* hello = std::get_if<wire::Hello>(&message.body)) return on_hello(peer, *hello);
   PeerBook::Peer* from = peers_->find(peer);

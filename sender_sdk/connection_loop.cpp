@@ -2,6 +2,8 @@
 
 #include <poll.h>
 
+#include <string>
+#include <system_error>
 #include <utility>
 
 namespace headrace {
@@ -17,8 +19,13 @@ ConnectionLoop::ConnectionLoop(std::vector<std::unique_ptr<ControlConnection>> c
       handler_(handler),
       round_ms_(round_ms) {}
 
-void ConnectionLoop::start() {
-  thread_ = std::thread([this] { run(); });
+Status ConnectionLoop::start() {
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    return Status(Code::kResourceExhausted, std::string("start a thread: ") + error.what());
+  }
+  return ok_status();
 }
 
 void ConnectionLoop::stop() {

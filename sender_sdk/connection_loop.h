@@ -33,8 +33,8 @@ class ConnectionLoop {
   ConnectionLoop(const ConnectionLoop&) = delete;
   ConnectionLoop& operator=(const ConnectionLoop&) = delete;
 
-  /// Starts the thread. Once, before anything else.
-  void start();
+  /// Starts the thread. Once, before anything else. kResourceExhausted: no thread.
+  Status start();
   /// Runs what was posted, gives the handler a last round, ends the thread.
   void stop();
   void post(std::function<void()> command);

@@ -64,8 +64,10 @@ Result<std::unique_ptr<SenderImpl>> SenderImpl::connect(const SenderOptions& opt
   if (!path.ok()) return path.status();
   auto wake = WakeEvent::create();
   if (!wake.ok()) return wake.status();
-  return std::unique_ptr<SenderImpl>(
+  std::unique_ptr<SenderImpl> sender(
       new SenderImpl(options, std::move(environment), std::move(links).value(), path.value(), std::move(wake).value()));
+  HEADRACE_RETURN_IF_ERROR(sender->loop_->start());
+  return sender;
 }
 
 SenderImpl::SenderImpl(SenderOptions options, SenderEnvironment environment, std::vector<ReceiverLink> links, DataPathKind path,
@@ -87,7 +89,6 @@ SenderImpl::SenderImpl(SenderOptions options, SenderEnvironment environment, std
     connections.push_back(std::move(link.connection));
   }
   loop_ = std::make_unique<ConnectionLoop>(std::move(connections), std::move(wake), *this, kRoundMs);
-  loop_->start();
 }
 
 SenderImpl::~SenderImpl() {

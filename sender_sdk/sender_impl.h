@@ -119,6 +119,7 @@ class SenderImpl final : public ConnectionLoop::Handler {
   Status make_room(std::int64_t bytes);
   Status send_bucket();
   const Registered* registered_at(const Job& job) const;
+  Status start_packing_thread();
   void run_packing_thread();
   Status drain_packing();
   Status end_transfer();

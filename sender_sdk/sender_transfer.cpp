@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <system_error>
 
 #include "core/wire/codec.h"
 #include "sender_sdk/sender_impl.h"
@@ -83,15 +84,25 @@ Status SenderImpl::add_async(std::string_view name, TensorView view, std::functi
     job.release = release;
     added_[job.entry] = true;
     Lock lock(mutex_);
-    if (!packing_thread_.joinable()) packing_thread_ = std::thread([this] { run_packing_thread(); });
+    status = start_packing_thread();
     // Progress of the packing thread is watched where it waits itself.
-    changed_.wait(lock, [&] { return queue_.size() < kAsyncQueueMax || failure_; });
-    status = outcome();
+    if (status.ok()) changed_.wait(lock, [&] { return queue_.size() < kAsyncQueueMax || failure_; });
+    if (status.ok()) status = outcome();
     if (status.ok()) queue_.push_back(std::move(job));
     changed_.notify_all();
   }
   if (!status.ok()) release->fail(status);
   return status;
+}
+
+Status SenderImpl::start_packing_thread() {
+  if (packing_thread_.joinable()) return ok_status();
+  try {
+    packing_thread_ = std::thread([this] { run_packing_thread(); });
+  } catch (const std::system_error& error) {
+    return Status(Code::kResourceExhausted, fmt::format("add_async: start the packing thread: {}", error.what()));
+  }
+  return ok_status();
 }
 
 void SenderImpl::run_packing_thread() {

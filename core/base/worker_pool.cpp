@@ -1,11 +1,18 @@
 #include "core/base/worker_pool.h"
 
+#include <system_error>
+
 #include "core/base/check.h"
 
 namespace headrace {
 
 WorkerPool::WorkerPool(std::size_t threads) {
-  for (std::size_t i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  workers_.reserve(threads);
+  try {
+    for (std::size_t i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  } catch (const std::system_error&) {
+    // The system gives no more threads: the loops are as right with those that there are.
+  }
 }
 
 WorkerPool::~WorkerPool() {

@@ -12,7 +12,7 @@ namespace headrace {
 /// Runs one indexed loop at a time over a fixed set of threads; the caller takes part. One caller at a time.
 class WorkerPool {
  public:
-  /// `threads` counts the caller, so 1 starts no thread.
+  /// `threads` counts the caller, so 1 starts no thread. Where the system gives fewer, there are fewer.
   explicit WorkerPool(std::size_t threads);
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;

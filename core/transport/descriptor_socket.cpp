@@ -1,5 +1,6 @@
 #include "core/transport/descriptor_socket.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -233,7 +234,9 @@ Result<std::unique_ptr<DescriptorListener>> DescriptorListener::bind(const std::
     return errno_status(errno, fmt::format("bind descriptor socket '{}'", path));
   }
   if (::listen(socket.get(), 128) != 0) return errno_status(errno, fmt::format("listen on descriptor socket '{}'", path));
-  return std::unique_ptr<DescriptorListener>(new DescriptorListener(std::move(socket), path));
+  UniqueFd spare(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
+  if (!spare.valid()) return errno_status(errno, fmt::format("a spare descriptor for descriptor socket '{}'", path));
+  return std::unique_ptr<DescriptorListener>(new DescriptorListener(std::move(socket), std::move(spare), path));
 }
 
 DescriptorListener::~DescriptorListener() {
@@ -250,6 +253,7 @@ void DescriptorListener::accept_all() {
     UniqueFd socket(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
+      if ((errno == EMFILE || errno == ENFILE) && turn_away()) continue;
       return;
     }
     const std::int64_t now = SteadyClock().now_ns();
@@ -258,6 +262,14 @@ void DescriptorListener::accept_all() {
     if (auto link = DescriptorLink::accept(std::move(socket)); link.ok())
       links_.push_back({std::move(link).value(), std::nullopt, now, false});
   }
+}
+
+/// Whoever cannot be accepted would make the socket readable for ever, and its peer wait: it is told by a hang-up instead.
+bool DescriptorListener::turn_away() {
+  spare_.reset();
+  const bool taken = UniqueFd(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)).valid();
+  spare_ = UniqueFd(::fcntl(socket_.get(), F_DUPFD_CLOEXEC, 0));
+  return taken;
 }
 
 void DescriptorListener::service(std::vector<ControlEvent>& events, std::vector<Lost>& lost) {

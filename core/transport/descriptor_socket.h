@@ -94,13 +94,16 @@ class DescriptorListener {
     bool closed = false;
   };
 
-  DescriptorListener(UniqueFd socket, std::string path) : socket_(std::move(socket)), path_(std::move(path)) {}
+  DescriptorListener(UniqueFd socket, UniqueFd spare, std::string path)
+      : socket_(std::move(socket)), spare_(std::move(spare)), path_(std::move(path)) {}
   void accept_all();
+  bool turn_away();
   Status read_all(Link& link, std::vector<ControlEvent>& events);
   Status handle(Link& link, DescriptorLink::Received received, std::vector<ControlEvent>& events);
   Link* find(const PeerId& peer);
 
   UniqueFd socket_;
+  UniqueFd spare_;  // given up for an instant to turn somebody away when there are no descriptors left
   std::string path_;
   std::vector<Link> links_;
 };

@@ -325,6 +325,8 @@ Result<std::unique_ptr<ControlConnection>> connect_zmq(const std::string& endpoi
     return Status(Code::kInvalidArgument, fmt::format("connect to '{}': a queue of {} messages", endpoint, options.queue_messages_max));
   auto ready = Readiness::create();
   if (!ready.ok()) return ready.status();
+  if (Status room = check_room_for_zmq(); !room.ok())
+    return Status(room.code(), fmt::format("connect to '{}': {}", endpoint, room.message()), room.source(), room.native());
   try {
     auto connection = std::make_unique<ZmqConnection>(endpoint, PeerId::random(), options, std::move(ready).value());
     HEADRACE_RETURN_IF_ERROR(connection->connect(parsed.value(), options));

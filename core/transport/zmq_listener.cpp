@@ -285,6 +285,8 @@ Result<std::unique_ptr<ControlListener>> listen_zmq(const std::string& endpoint,
     if (!bound.ok()) return bound.status();
     descriptors = std::move(bound).value();
   }
+  if (Status room = check_room_for_zmq(); !room.ok())
+    return Status(room.code(), fmt::format("listen on '{}': {}", endpoint, room.message()), room.source(), room.native());
   try {
     auto listener = std::make_unique<ZmqListener>(parsed.value(), options, std::move(wake).value());
     if (descriptors != nullptr) listener->add_descriptors(std::move(descriptors));

@@ -1,21 +1,49 @@
 #include "core/transport/zmq_socket.h"
 
 #include <fmt/format.h>
+#include <sys/eventfd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <latch>
+#include <system_error>
+#include <thread>
 
 #include "core/base/clock.h"
 #include "core/base/ids.h"
+#include "core/base/unique_fd.h"
 
 namespace headrace {
 namespace {
 
 constexpr int kLingerMs = 100;
 constexpr int kHandshakeMs = 5'000;
+constexpr int kDescriptorsOfZmq = 16;  // of a context with a socket, its monitor and a listener or connection: 12, and some to spare
+constexpr int kThreadsOfZmq = 2;
 
 }  // namespace
+
+Status check_room_for_zmq() {
+  std::vector<UniqueFd> descriptors;
+  for (int i = 0; i < kDescriptorsOfZmq; ++i) {
+    descriptors.emplace_back(::eventfd(0, EFD_CLOEXEC));
+    if (!descriptors.back().valid()) return errno_status(errno, fmt::format("room for the {} descriptors of ZeroMQ", kDescriptorsOfZmq));
+  }
+  std::vector<std::thread> threads;
+  Status status;
+  // At the same time, as ZeroMQ has them: each waits for the last one.
+  std::latch all(kThreadsOfZmq);
+  try {
+    for (int i = 0; i < kThreadsOfZmq; ++i) threads.emplace_back([&all] { all.arrive_and_wait(); });
+  } catch (const std::system_error& error) {
+    status = Status(Code::kResourceExhausted, fmt::format("room for the {} threads of ZeroMQ: {}", kThreadsOfZmq, error.what()));
+    all.count_down(kThreadsOfZmq - static_cast<std::ptrdiff_t>(threads.size()));
+  }
+  for (std::thread& thread : threads) thread.join();
+  return status;
+}
 
 void set_common_options(zmq::socket_t& socket, const Endpoint& endpoint, const ControlOptions& options) {
   const MessageLimits limits = message_limits(options);

@@ -15,6 +15,9 @@
 namespace headrace {
 
 /// What both ends set: limits, and a short linger so that a last ABORT or ERROR still leaves.
+/// ZeroMQ ends the process where it gets no descriptor or no thread for its own use. This says so before: kResourceExhausted.
+Status check_room_for_zmq();
+
 void set_common_options(zmq::socket_t& socket, const Endpoint& endpoint, const ControlOptions& options);
 
 /// Reads what ZeroMQ says about a socket's connections. Destroy it after the socket that it watches.

@@ -1,6 +1,9 @@
 #include "core/base/worker_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <vector>
@@ -18,6 +21,24 @@ TEST(WorkerPool, CallsTheBodyOnceForEachIndex) {
     }
   }
 }
+
+#ifndef HEADRACE_SANITIZED
+TEST(WorkerPool, WorksWithAsManyThreadsAsTheSystemGives) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    // Enough for what there is and a few stacks.
+    const struct rlimit limit = {std::size_t{512} << 20, std::size_t{512} << 20};
+    if (::setrlimit(RLIMIT_AS, &limit) != 0) ::_exit(1);
+    WorkerPool pool(500);
+    std::atomic<int> calls{0};
+    pool.run(1'000, [&](std::size_t) { ++calls; });
+    ::_exit(calls == 1'000 && pool.threads() > 1 && pool.threads() < 500 ? 0 : 2);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+#endif
 
 TEST(WorkerPool, DoesNothingForAnEmptyLoop) {
   WorkerPool pool(2);

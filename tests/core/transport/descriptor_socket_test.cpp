@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -201,6 +202,35 @@ TEST_F(DescriptorSocket, ReportsAHangUp) {
   service();
   ASSERT_EQ(lost_.size(), 1U);
   EXPECT_EQ(lost_[0].status.code(), Code::kUnavailable);
+}
+
+TEST_F(DescriptorSocket, TurnsPeersAwayWhenItHasNoDescriptorsLeft) {
+  service();
+  struct rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const UniqueFd second = connect();
+  std::vector<UniqueFd> all;
+  const struct rlimit few = {64, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  do {
+    all.emplace_back(::dup(second.get()));
+  } while (all.back().valid());
+  service();
+  service();
+  all.clear();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  char byte = 0;
+  EXPECT_EQ(::recv(second.get(), &byte, 1, MSG_DONTWAIT), 0) << "it hears a hang-up instead of waiting";
+  pollfd waiting = {0, POLLIN, 0};
+  std::vector<int> fds;
+  listener_->append_fds(fds);
+  waiting.fd = fds.front();
+  EXPECT_EQ(::poll(&waiting, 1, 0), 0) << "nobody waits at the door any more";
+  socket_ = connect();
+  hello();
+  send(datagram(kMagic, 3, number64(5)));
+  service();
+  EXPECT_EQ(events_.size(), 1U) << "whoever comes later is served";
 }
 
 TEST_F(DescriptorSocket, DoesNotTakeOverALiveSocket) {

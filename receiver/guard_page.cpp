@@ -3,11 +3,14 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <thread>
 
 #include "core/base/check.h"
 
@@ -19,6 +22,7 @@ constexpr std::uint64_t kMagic = 0x3144524147524148ULL;  // the bytes "HARGARD1"
 constexpr std::size_t kHeaderBytes = 128;
 constexpr std::size_t kEngineBytesMax = 64;
 constexpr std::uint32_t kRanksMax = 4096;
+constexpr int kLockMs = 5'000;
 
 struct Header {
   std::uint64_t magic;
@@ -76,6 +80,19 @@ GuardView view_of(std::byte* page, std::uint32_t ranks) {
   return view;
 }
 
+/// The lock is held for an instant; a process that was stopped while it had it must not stop all others.
+Status lock_page(int fd, const std::filesystem::path& path) {
+  const auto due = std::chrono::steady_clock::now() + std::chrono::milliseconds(kLockMs);
+  while (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) return errno_status(errno, fmt::format("lock guard page {}", path.string()));
+    if (std::chrono::steady_clock::now() >= due) {
+      return Status(Code::kDeadlineExceeded, fmt::format("lock guard page {}: somebody has held it for {} ms", path.string(), kLockMs));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return ok_status();
+}
+
 Status bad_page(const std::filesystem::path& path, std::string_view why) {
   return Status(Code::kFailedPrecondition, fmt::format("guard page {}: {}", path.string(), why));
 }
@@ -110,7 +127,7 @@ Result<GuardPage> GuardPage::create(const std::filesystem::path& path, const std
   const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd.valid()) return errno_status(errno, fmt::format("open guard page {}", path.string()));
   // Ranks start at the same time: whoever holds the lock first lays the page out, the others find it done.
-  if (::flock(fd.get(), LOCK_EX) != 0) return errno_status(errno, fmt::format("lock guard page {}", path.string()));
+  HEADRACE_RETURN_IF_ERROR(lock_page(fd.get(), path));
   struct stat info{};
   if (::fstat(fd.get(), &info) != 0) return errno_status(errno, fmt::format("stat guard page {}", path.string()));
   const std::size_t bytes = page_bytes(ranks);
@@ -118,6 +135,12 @@ Result<GuardPage> GuardPage::create(const std::filesystem::path& path, const std
     return bad_page(path, fmt::format("has {} bytes, {} ranks need {}", info.st_size, ranks, bytes));
   }
   if (info.st_size == 0) {
+    // Beyond this limit the kernel sends a signal instead of an answer.
+    struct rlimit limit{};
+    if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) {
+      return errno_status(EFBIG, fmt::format("allocate guard page {}: {} bytes, the file size limit of this process is {}", path.string(),
+                                             bytes, limit.rlim_cur));
+    }
     const int error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes));
     if (error != 0) return errno_status(error, fmt::format("allocate guard page {}", path.string()));
   }

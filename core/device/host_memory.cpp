@@ -207,6 +207,14 @@ Result<HostMapping> map_imported(UniqueFd descriptor, std::size_t bytes) {
     return Status(Code::kInvalidArgument,
                   fmt::format("import host memory of {} bytes: it is not sealed against shrinking (seals {:#x})", bytes, seals));
   }
+  // Reading a hole fills it. A file of holes costs its owner nothing and would cost this host everything.
+  const auto held = static_cast<std::uint64_t>(info.st_blocks) * 512;
+  const auto available = available_bytes();
+  if (available && held < bytes && bytes - held > *available) {
+    return Status(
+        Code::kResourceExhausted,
+        fmt::format("import host memory of {} bytes: only {} are there, and {} bytes of memory are free", bytes, held, *available));
+  }
   auto region = map_aligned(bytes, descriptor.get(), PROT_READ);
   if (!region.ok())
     return Status(region.status().code(), "import host memory: " + region.status().message(), ErrorSource::kErrno,

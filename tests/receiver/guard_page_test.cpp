@@ -2,6 +2,9 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -10,6 +13,7 @@
 #include <thread>
 
 #include "core/base/ids.h"
+#include "core/base/unique_fd.h"
 
 namespace headrace {
 namespace {
@@ -88,6 +92,25 @@ TEST_F(Guard, RefusesAnotherNumberOfRanksAndForeignFiles) {
   EXPECT_EQ(GuardPage::read(other).status().code(), Code::kFailedPrecondition);
   std::filesystem::remove(other);
   EXPECT_FALSE(GuardPage::read(other).ok());
+}
+
+TEST_F(Guard, AFileSizeLimitIsAnErrorAndNotASignal) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const struct rlimit limit = {100, 100};
+    if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) ::_exit(1);
+    ::_exit(GuardPage::create(path_, "e", 2, 0).status().code() == Code::kResourceExhausted ? 0 : 2);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+TEST_F(Guard, DoesNotWaitForEverForAProcessThatHoldsItsLock) {
+  const UniqueFd holder(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  ASSERT_EQ(::flock(holder.get(), LOCK_EX), 0);
+  const auto page = GuardPage::create(path_, "e", 2, 0);
+  EXPECT_EQ(page.status().code(), Code::kDeadlineExceeded);
 }
 
 TEST_F(Guard, NeverShowsAVersionThatWasNotPublishedWhole) {

@@ -84,6 +84,12 @@ TEST(HostDevice, AnAddressSpaceLimitIsAnError) {
 }
 #endif
 
+TEST(HostDevice, DoesNotFillTheHolesOfAFileLargerThanMemory) {
+  constexpr std::size_t kBytes = std::size_t{1} << 44;
+  const auto imported = make_host_device()->import_memory(make_memfd(kBytes, F_SEAL_SHRINK), kBytes);
+  EXPECT_EQ(imported.status().code(), Code::kResourceExhausted) << imported.status().to_string();
+}
+
 TEST(HostDevice, AFailedAllocationLeavesNoDescriptorBehind) {
   const auto device = make_host_device();
   const int before = ::dup(0);

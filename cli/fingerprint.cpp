@@ -50,7 +50,7 @@ ExitCode fingerprint(const FingerprintOptions& options) {
                         .set("fingerprint", fingerprint_text(tensor.sum))
                         .done());
   }
-  for (const std::string& defect : values.value().defects) fmt::print(stderr, "headrace: {}\n", defect);
+  for (const std::string& defect : values.value().defects) say(fmt::format("headrace: {}\n", defect));
   return finish_done(json, json.document().set("tensors", items).set("defects", json_array(values.value().defects)),
                      values.value().defects.empty() ? ExitCode::kDone : ExitCode::kDifference);
 }

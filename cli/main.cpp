@@ -1,13 +1,20 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <new>
 #include <string>
+#include <string_view>
+#include <system_error>
 
 #include "cli/commands.h"
 #include "cli/exit_code.h"
+#include "cli/output.h"
 
 namespace headrace::cli {
 namespace {
@@ -120,19 +127,43 @@ int run(int argc, char** argv) {
     return code == 0 ? 0 : to_int(ExitCode::kUsage);
   }
   try {
-    return to_int(action());
+    const ExitCode code = action();
+    // What stood in the buffer until now may not fit on the disk.
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return to_int(code);
+    const Status unwritten = errno_status(errno, "write to standard output");
+    say(fmt::format("headrace: {}\n", unwritten.to_string()));
+    return to_int(code == ExitCode::kDone ? exit_code(unwritten.code()) : code);
   } catch (const Error& error) {
-    fmt::print(stderr, "headrace: {}\n", error.status().to_string());
+    say(fmt::format("headrace: {}\n", error.status().to_string()));
     return to_int(exit_code(error.status().code()));
+  } catch (const std::system_error& error) {
+    // Mostly a standard output that takes no more, or a thread that the system does not give.
+    const Status status(Code::kResourceExhausted, error.what());
+    say(fmt::format("headrace: {}\n", status.to_string()));
+    return to_int(exit_code(status.code()));
+  } catch (const std::bad_alloc&) {
+    say("headrace: resource_exhausted: out of memory\n");
+    return to_int(exit_code(Code::kResourceExhausted));
   } catch (const std::exception& error) {
-    fmt::print(stderr, "headrace: a bug of ours: {}\n", error.what());
+    say(fmt::format("headrace: a bug of ours: {}\n", error.what()));
     return to_int(ExitCode::kInternal);
   }
+}
+
+/// Checkpoints are read where they are mapped: whoever shortens one meanwhile, or a disk that fails, is heard of by signal only.
+void on_bus_error(int) {
+  constexpr std::string_view kText =
+      "headrace: unavailable: a mapped file ended or could not be read: it was shortened while in use, or its disk failed\n";
+  if (::write(STDERR_FILENO, kText.data(), kText.size()) < 0) ::_exit(to_int(ExitCode::kInternal));
+  ::_exit(to_int(exit_code(Code::kUnavailable)));
 }
 
 }  // namespace
 }  // namespace headrace::cli
 
 int main(int argc, char** argv) {
+  // A file that grows beyond the limit is an error where it is written, with its name, not the end of the process.
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGBUS, headrace::cli::on_bus_error);
   return headrace::cli::run(argc, argv);
 }

@@ -31,12 +31,17 @@ Status JsonOutput::write(const JsonValue& document) const {
   return ok_status();
 }
 
+void say(const std::string& text) noexcept {
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fflush(stderr);
+}
+
 ExitCode finish_failed(const Status& status, const JsonOutput& json) {
-  fmt::print(stderr, "headrace: {}\n", status.to_string());
+  say(fmt::format("headrace: {}\n", status.to_string()));
   if (json.wanted()) {
     const JsonValue error = JsonObject().set("code", code_name(status.code())).set("message", status.message()).done();
     const Status written = json.write(json.document().set("ok", false).set("error", error).done());
-    if (!written.ok()) fmt::print(stderr, "headrace: {}\n", written.to_string());
+    if (!written.ok()) say(fmt::format("headrace: {}\n", written.to_string()));
   }
   return exit_code(status.code());
 }
@@ -45,7 +50,7 @@ ExitCode finish_done(const JsonOutput& json, JsonObject document, ExitCode code)
   if (!json.wanted()) return code;
   const Status written = json.write(document.set("ok", code == ExitCode::kDone).done());
   if (written.ok()) return code;
-  fmt::print(stderr, "headrace: {}\n", written.to_string());
+  say(fmt::format("headrace: {}\n", written.to_string()));
   return exit_code(written.code());
 }
 

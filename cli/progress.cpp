@@ -23,7 +23,7 @@ Progress::Progress(std::string what, std::uint64_t bytes_total)
     : what_(std::move(what)), bytes_total_(bytes_total), terminal_(::isatty(STDERR_FILENO) == 1) {}
 
 Progress::~Progress() {
-  if (shown_) fmt::print(stderr, "\r\033[K");
+  if (shown_) say("\r\033[K");
 }
 
 void Progress::update(std::uint64_t bytes_done) {
@@ -33,8 +33,7 @@ void Progress::update(std::uint64_t bytes_done) {
   next_ = now + std::chrono::milliseconds(100);
   shown_ = true;
   const double seconds = std::chrono::duration<double>(now - start_).count();
-  fmt::print(stderr, "\r\033[K{}", progress_line(what_, bytes_done, bytes_total_, seconds));
-  std::fflush(stderr);
+  say(fmt::format("\r\033[K{}", progress_line(what_, bytes_done, bytes_total_, seconds)));
 }
 
 }  // namespace headrace::cli

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -154,10 +155,34 @@ Status announce(const ServeOptions& options, const Receiver& receiver, const Jso
                         .done());
 }
 
+/// The guard page and the job's folder belong to all ranks: the last one to leave, and be it for a failed start, takes them along.
+class LastToLeave {
+ public:
+  explicit LastToLeave(std::string job) : job_(std::move(job)) {}
+  ~LastToLeave() {
+    if (const Result<RunDirectory> directory = RunDirectory::open(job_); directory.ok()) directory.value().clean(false);
+  }
+  LastToLeave(const LastToLeave&) = delete;
+  LastToLeave& operator=(const LastToLeave&) = delete;
+
+ private:
+  std::string job_;
+};
+
+/// ZeroMQ ends the process when it can accept nobody more, so that whoever connects often enough could stop a rank. As many
+/// descriptors as the system allows put that out of an accident's reach.
+void raise_descriptor_limit() {
+  struct rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 }  // namespace
 
 ExitCode serve(const ServeOptions& options) {
   const StopSignals stop;
+  raise_descriptor_limit();
   const JsonOutput json(options.json, "serve");
   Result<ModelLayout> layout = model_of(options);
   if (!layout.ok()) return finish_failed(layout.status(), json);
@@ -165,6 +190,7 @@ ExitCode serve(const ServeOptions& options) {
   const std::unique_ptr<Device> device = make_host_device();
   const Result<HostStorage> storage = HostStorage::allocate(layout.value(), *device);
   if (!storage.ok()) return finish_failed(storage.status(), json);
+  const LastToLeave last(options.job);
   Result<std::unique_ptr<Receiver>> receiver = Receiver::start(receiver_opts, std::move(layout).value(), storage.value().table(), *device);
   if (!receiver.ok()) return finish_failed(receiver.status(), json);
   if (!options.load.empty()) {
@@ -174,10 +200,7 @@ ExitCode serve(const ServeOptions& options) {
   const Status announced = announce(options, *receiver.value(), json);
   if (!announced.ok()) return finish_failed(announced, json);
   const int signal = stop.wait();
-  fmt::print(stderr, "headrace serve: {}, leaving\n", signal == SIGTERM ? "SIGTERM" : "SIGINT");
-  receiver.value().reset();
-  // The guard page and the job's folder belong to all ranks: the last one to leave takes them along.
-  if (const Result<RunDirectory> directory = RunDirectory::open(options.job); directory.ok()) directory.value().clean(false);
+  say(fmt::format("headrace serve: {}, leaving\n", signal == SIGTERM ? "SIGTERM" : "SIGINT"));
   return ExitCode::kDone;
 }
 

@@ -196,8 +196,7 @@ class ZmqListener final : public ControlListener {
     if (std::find(gone_.begin(), gone_.end(), peer) != gone_.end()) return false;
     // Descriptor numbers are used again: what the monitor has to say about the number's former owner must come first.
     read_monitor();
-    const bool welcome = peers_.size() < limits::kPeersMax;
-    peers_[peer] = Peer{connection, !welcome};
+    peers_[peer] = Peer{connection, false};  // whether there are too many is for the receiver to say, by name
     const auto found = connections_.find(connection);
     if (found == connections_.end()) {
       disconnected(peer);
@@ -205,7 +204,7 @@ class ZmqListener final : public ControlListener {
       if (found->second) disconnected(*found->second);
       found->second = peer;
     }
-    return welcome;
+    return true;
   }
 
   void lose(const PeerId& peer, Status status, std::int64_t due) {

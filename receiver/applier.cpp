@@ -85,8 +85,9 @@ Status Applier::prove_async(std::shared_ptr<const SyncPlan> plan, ExpectedSums e
 
 Status Applier::run_async(std::function<void()> work) {
   return stream_->enqueue([this, work = std::move(work)] {
-    work();
+    // Before the work, which tells the progress thread of its end: counted after that it could move a deadline at any later time.
     progress_.fetch_add(1, std::memory_order_relaxed);
+    work();
   });
 }
 

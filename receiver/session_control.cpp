@@ -209,6 +209,7 @@ void SessionControl::on_open(const PeerId& peer, const std::string& sender, Sess
     if (!current(id)) return;
     if (!attested.ok()) return fail(SessionEvent::kFailure, attested, "open");
     session_->opened = true;
+    session_->deadline.touch();
     to_senders(*session_, [&] {
       wire::Opened opened{session_->version.to_string(), {}};
       for (const SessionSender& row : session_->senders) opened.senders.push_back(row.name);

@@ -50,8 +50,10 @@ ExitCode fingerprint(const FingerprintOptions& options) {
                         .set("fingerprint", fingerprint_text(tensor.sum))
                         .done());
   }
-  for (const std::string& defect : values.value().defects) say(fmt::format("headrace: {}\n", defect));
-  return finish_done(json, json.document().set("tensors", items).set("defects", json_array(values.value().defects)),
+  std::vector<std::string> defects;
+  for (const JobValues::Defect& defect : values.value().defects) defects.push_back(fmt::format("{}: {}", defect.name, defect.what));
+  for (const std::string& defect : defects) say(fmt::format("headrace: {}\n", defect));
+  return finish_done(json, json.document().set("tensors", items).set("defects", json_array(defects)),
                      values.value().defects.empty() ? ExitCode::kDone : ExitCode::kDifference);
 }
 

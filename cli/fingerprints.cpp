@@ -33,12 +33,12 @@ void gather(Gathered& gathered, const wire::TensorFingerprint& value, std::size_
     gathered.shape = value.shape;
   }
   if (!value.equal) {
-    gathered.defect = fmt::format("{}: the {} copies of {} on receiver {} differ", value.name, value.copies, to_string(value.box), client);
+    gathered.defect = fmt::format("the {} copies of {} on receiver {} differ", value.copies, to_string(value.box), client);
     return;
   }
   if (gathered.dtype != value.dtype || gathered.shape != value.shape) {
-    gathered.defect = fmt::format("{}: {} {} on one receiver, {} {} on receiver {}", value.name, dtype_name(gathered.dtype),
-                                  to_string(gathered.shape), dtype_name(value.dtype), to_string(value.shape), client);
+    gathered.defect = fmt::format("{} {} on one receiver, {} {} on receiver {}", dtype_name(gathered.dtype), to_string(gathered.shape),
+                                  dtype_name(value.dtype), to_string(value.shape), client);
     return;
   }
   for (std::size_t i = 0; i < gathered.parts.size(); ++i) {
@@ -46,14 +46,13 @@ void gather(Gathered& gathered, const wire::TensorFingerprint& value, std::size_
     if (part.box == value.box) {
       part.clients.push_back(client);
       if (!(gathered.sums[i] == value.sum)) {
-        gathered.defect = fmt::format("{}: receivers {} and {} hold different bytes of {}: {} and {}", value.name, part.clients.front(),
-                                      client, to_string(value.box), fingerprint_text(gathered.sums[i]), fingerprint_text(value.sum));
+        gathered.defect = fmt::format("receivers {} and {} hold different bytes of {}: {} and {}", part.clients.front(), client,
+                                      to_string(value.box), fingerprint_text(gathered.sums[i]), fingerprint_text(value.sum));
       }
       return;
     }
     if (!intersect(part.box, value.box).empty()) {
-      gathered.defect = fmt::format("{}: parts {} and {} overlap, so their values cannot be added", value.name, to_string(part.box),
-                                    to_string(value.box));
+      gathered.defect = fmt::format("parts {} and {} overlap, so their values cannot be added", to_string(part.box), to_string(value.box));
       return;
     }
   }
@@ -114,10 +113,10 @@ Result<JobValues> merge_values(const std::vector<std::vector<wire::TensorFingerp
   for (auto& [name, gathered] : tensors) {
     const std::int64_t elements = element_count(gathered.shape).value_or(-1);
     if (gathered.defect.empty() && gathered.elements != elements) {
-      gathered.defect = fmt::format("{}: the receivers hold {} of {} elements", name, gathered.elements, elements);
+      gathered.defect = fmt::format("the receivers hold {} of {} elements", gathered.elements, elements);
     }
     if (!gathered.defect.empty()) {
-      job.defects.push_back(gathered.defect);
+      job.defects.push_back({name, gathered.defect});
       continue;
     }
     job.tensors.push_back(TensorValue{name, gathered.dtype, gathered.shape, gathered.sum});

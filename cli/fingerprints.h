@@ -30,9 +30,13 @@ struct HeldPart {
 
 /// What a job serves: whole values, sorted by name, and who holds which part.
 struct JobValues {
+  struct Defect {
+    std::string name;  // of the tensor
+    std::string what;
+  };
   std::vector<TensorValue> tensors;
   std::vector<std::vector<HeldPart>> parts;  // one entry for each of `tensors`
-  std::vector<std::string> defects;          // replicas that differ, tensors of which a part is missing; such tensors are left out above
+  std::vector<Defect> defects;               // replicas that differ, tensors of which a part is missing; such tensors are left out above
 };
 
 /// Sorted by name. Uses `threads` threads; shows progress.

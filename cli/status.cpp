@@ -122,6 +122,11 @@ ExitCode status(const StatusOptions& options) {
       if (guards.empty() || guards.back().job != job || guards.back().engine != place.engine) {
         guards.push_back(read_guard(directory.value(), place.engine));
       }
+      // A killed rank leaves its slot as it was: the page alone would still say open.
+      if (EngineGuard& guard = guards.back(); guard.open && !place.alive) {
+        guard.open = false;
+        guard.state = fmt::format("open on its page, but rank {} is dead", place.rank);
+      }
       ranks.push_back(ask(place));
     }
   }

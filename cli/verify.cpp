@@ -138,9 +138,7 @@ ExitCode verify(const VerifyOptions& options) {
   if (!disk.ok()) return finish_failed(disk.status(), json);
   std::vector<std::size_t> unequal;
   Comparison result = compare(disk.value(), job.value(), unequal);
-  for (const std::string& defect : job.value().defects) {
-    result.differences.push_back({defect.substr(0, defect.find(": ")), defect.substr(defect.find(": ") + 2), std::nullopt});
-  }
+  for (const JobValues::Defect& defect : job.value().defects) result.differences.push_back({defect.name, defect.what, std::nullopt});
   for (const std::size_t j : unequal) {
     result.differences.push_back(result.differences.size() < options.differences_max
                                      ? describe(job.value().tensors[j], job.value().parts[j], checkpoint.value(), clients.value())

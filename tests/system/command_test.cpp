@@ -259,6 +259,8 @@ TEST_F(ExpertJob, IsNotUpdatedInPartWhenARankIsLost) {
   EXPECT_NE(text(member(refused, "error"), "message").find("1 of 2 ranks"), std::string::npos);
   const JsonValue status = run_json({"status", "experts"}, 0);
   EXPECT_EQ(text(member(status, "ranks").as_array()->at(0), "version"), "push/1");
+  const JsonValue& guard = member(status, "guards").as_array()->at(0);
+  EXPECT_EQ(text(guard, "state"), "open on its page, but rank 1 is dead");
 }
 
 TEST_F(ExpertJob, IsNotUpdatedWhenARankDoesNotAnswer) {

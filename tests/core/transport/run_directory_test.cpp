@@ -88,7 +88,7 @@ TEST_F(RunDirectoryTest, RefusesLinksInItsPlace) {
 
 TEST_F(RunDirectoryTest, RefusesNamesThatCouldLeaveIt) {
   for (const std::string& name : {std::string(), std::string("."), std::string(".."), std::string("a/b"), std::string("a b"),
-                                 std::string("ä"), std::string(65, 'a'), std::string("a\0b", 3)}) {
+                                  std::string("ä"), std::string(65, 'a'), std::string("a\0b", 3)}) {
     EXPECT_EQ(RunDirectory::create(name).status().code(), Code::kInvalidArgument) << name;
     EXPECT_EQ(RunDirectory::open(name).status().code(), Code::kInvalidArgument) << name;
     EXPECT_EQ(create("job").claim(name, 0).status().code(), Code::kInvalidArgument) << name;

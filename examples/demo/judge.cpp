@@ -163,7 +163,10 @@ Status Judge::compare_fingerprints(std::uint64_t version) const {
   if (!clients.ok()) return clients.status();
   const Result<cli::JobValues> job = cli::job_values(clients.value());
   if (!job.ok()) return job.status();
-  if (!job.value().defects.empty()) return Status(Code::kCorruption, "fingerprints: " + job.value().defects.front());
+  if (!job.value().defects.empty()) {
+    const cli::JobValues::Defect& defect = job.value().defects.front();
+    return Status(Code::kCorruption, "fingerprints: " + defect.name + ": " + defect.what);
+  }
   std::set<std::string> wanted;
   for (const LiveRank& rank : ranks_) {
     for (const oracle::ExpectedStorage& storage : rank.expected) wanted.insert(storage.sources.begin(), storage.sources.end());

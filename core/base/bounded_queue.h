@@ -38,11 +38,6 @@ class BoundedQueue {
     return true;
   }
 
-  std::optional<T> try_pop() {
-    const std::lock_guard lock(mutex_);
-    return take();
-  }
-
   /// Waits for an item; nullopt when closed and empty.
   std::optional<T> pop() {
     std::unique_lock lock(mutex_);

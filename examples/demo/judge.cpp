@@ -75,9 +75,6 @@ Result<Judge> Judge::open(const Options& options) {
 Status Judge::build(const Options& options) {
   options_ = options;
   files_ = std::make_unique<oracle::CheckpointBytes>(options.checkpoint);
-  Result<Checkpoint> checkpoint = Checkpoint::open(options.checkpoint);
-  if (!checkpoint.ok()) return checkpoint.status();
-  checkpoint_.emplace(std::move(checkpoint).value());
   const oracle::OracleModel model = oracle::read_oracle_model(*files_, true);
   std::vector<std::vector<oracle::ExpectedStorage>> all;
   for (std::uint32_t rank = 0; rank < options.ranks; ++rank) {

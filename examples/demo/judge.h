@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,7 +60,6 @@ class Judge {
 
   Options options_;
   std::unique_ptr<oracle::CheckpointBytes> files_;  // what `expected` refers to
-  std::optional<Checkpoint> checkpoint_;
   std::vector<LiveRank> ranks_;
   std::uint64_t wire_bytes_ = 0;
   std::uint64_t live_bytes_ = 0;

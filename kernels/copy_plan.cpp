@@ -16,14 +16,6 @@ constexpr std::int64_t kBlockSteps = 32;
 // Flat work is cut at pages.
 constexpr std::int64_t kFlatPart = 4096;
 
-void sort_by_destination(LoopNest& nest) noexcept {
-  // A table's steps are far apart and cannot be cut, so it stays outermost.
-  std::stable_sort(nest.loops.begin(), nest.loops.begin() + static_cast<std::ptrdiff_t>(nest.size), [](const Loop& a, const Loop& b) {
-    if (a.indexed != b.indexed) return a.indexed;
-    return std::abs(a.dst) > std::abs(b.dst);
-  });
-}
-
 /// Follows the loops that stand side by side on one side of a nest, from 4-byte words on, until `wanted` steps are covered; takes them out
 /// of the nest and lists what each step is worth on the other side. A loop that would take more than `limit` steps is cut. Returns how many
 /// offsets were listed.
@@ -73,7 +65,7 @@ void CopyPlan::order() noexcept {
   path_ = CopyPath::kFlat;
   if (constant_) path_ = CopyPath::kConstant;
   if (nest_.size == 0) return;
-  sort_by_destination(nest_);
+  nest_.sort_by_destination();
   if (constant_) return;
   path_ = nest_.run >= kLongRunMin ? CopyPath::kPitched : CopyPath::kGeneric;
   if (nest_.run == 4) choose_words();
@@ -92,7 +84,7 @@ void CopyPlan::choose_words() noexcept {
                   std::all_of(column_offsets_.begin(), column_offsets_.begin() + columns, [](std::int64_t o) { return o % 64 == 0; });
   nest_.size = rest.size;
   std::copy_n(rest.loops.begin(), rest.size, nest_.loops.begin());
-  sort_by_destination(nest_);
+  nest_.sort_by_destination();
   tile_aligned_ = tile_aligned_ && std::all_of(nest_.loops.begin(), nest_.loops.begin() + static_cast<std::ptrdiff_t>(nest_.size),
                                                [](const Loop& loop) { return loop.dst % 64 == 0; });
 }

@@ -56,10 +56,7 @@ class GatherSum {
       : factors_(&factors), memory_(memory) {}  // NOLINT: the buffer is scratch
 
   FingerprintSum run(LoopNest& nest) noexcept {
-    std::stable_sort(nest.loops.begin(), nest.loops.begin() + static_cast<std::ptrdiff_t>(nest.size), [](const Loop& a, const Loop& b) {
-      if (a.indexed != b.indexed) return a.indexed;
-      return std::abs(a.dst) > std::abs(b.dst);
-    });
+    nest.sort_by_destination();
     std::size_t outer = nest.size;
     std::int64_t bytes = nest.run;
     while (outer > 0 && !nest.loops[outer - 1].indexed && bytes * nest.loops[outer - 1].count <= kGatherBytes) {

@@ -291,7 +291,7 @@ void sum_words(const std::byte* src, std::byte* to, const std::uint32_t* table, 
   sums.sum1 += wrapped_sum(d64, hn::Add(even1, odd1));
 #endif
   for (; i < words; ++i) {
-    std::uint32_t word;
+    std::uint32_t word = 0;
     std::memcpy(&word, src + 4 * i, 4);
     if constexpr (kCopy) std::memcpy(to + 4 * i, &word, 4);
     sums.sum0 += std::uint64_t{word} * table[i];

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 namespace headrace {
@@ -87,6 +88,17 @@ void LoopNest::merge(bool constant_source) noexcept {
     if (loops[j].count == 1) erase(j);
   }
   while (size > 0 && (join_run(*this, constant_source) || join_pair(*this))) {
+  }
+}
+
+void LoopNest::sort_by_destination() noexcept {
+  const auto outer = [](const Loop& a, const Loop& b) { return a.indexed != b.indexed ? a.indexed : std::abs(a.dst) > std::abs(b.dst); };
+  // Few loops, once for every job: by insertion, without the heap that std::stable_sort would ask for.
+  for (std::size_t i = 1; i < size; ++i) {
+    const Loop loop = loops[i];
+    std::size_t at = i;
+    for (; at > 0 && outer(loop, loops[at - 1]); --at) loops[at] = loops[at - 1];
+    loops[at] = loop;
   }
 }
 

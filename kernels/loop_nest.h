@@ -53,6 +53,8 @@ struct LoopNest {
 
   /// Fewest loops, longest run. With `constant_source` only the destination has to be contiguous.
   void merge(bool constant_source = false) noexcept;
+  /// Largest destination step outermost. A table's steps are far apart and cannot be cut, so it stays outermost of all.
+  void sort_by_destination() noexcept;
   /// Exchanges the two sides.
   void swap_sides() noexcept;
   /// kUnsupported when there are more than kCopyDimsMax loops. `table` is the one that `slots` points into.

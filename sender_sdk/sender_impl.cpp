@@ -247,7 +247,7 @@ Status SenderImpl::wait(Lock& lock, bool in_session, std::string_view due, const
     }
     if (deadline_.expired()) {
       wire::Failure failure;
-      const Status status = deadline_status(due, answered, failure);
+      Status status = deadline_status(due, answered, failure);
       if (!in_session) return status;
       fail(std::move(failure));
       return failure_.value_or(status);

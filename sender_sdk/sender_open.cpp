@@ -137,7 +137,7 @@ Status SenderImpl::offer_manifest() {
   const auto rejected = [](const ReceiverFlow& receiver) { return receiver.reject.has_value(); };
   const auto& all = flow_.receivers();
   std::int64_t first_refusal_ns = 0;
-  const Status waited = wait(
+  Status waited = wait(
       lock, true, "ACCEPT",
       [&] {
         if (std::all_of(all.begin(), all.end(), answered)) return true;

@@ -11,7 +11,7 @@ WorkerPool::WorkerPool(std::size_t threads) {
   try {
     for (std::size_t i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
   } catch (const std::system_error&) {
-    // The system gives no more threads: the loops are as right with those that there are.
+    return;  // the system gives no more threads: the loops are as right with those that there are
   }
 }
 

@@ -31,11 +31,16 @@ struct Task {
   std::uint64_t offset = 0;  // of the piece within the storage
 };
 
+/// Bytes of another process, whose addresses are numbers here.
+iovec remote_bytes(std::uint64_t address, std::size_t bytes) {
+  return {reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)), bytes};  // NOLINT(performance-no-int-to-ptr)
+}
+
 Status read_memory(pid_t pid, std::uint64_t address, std::span<std::uint8_t> out) {
   std::size_t done = 0;
   while (done < out.size()) {
     const iovec local{out.data() + done, out.size() - done};
-    const iovec remote{reinterpret_cast<void*>(static_cast<std::uintptr_t>(address + done)), out.size() - done};
+    const iovec remote = remote_bytes(address + done, out.size() - done);
     const ssize_t got = ::process_vm_readv(pid, &local, 1, &remote, 1, 0);
     if (got <= 0) return errno_status(errno, fmt::format("read {} bytes at {:#x} of process {}", out.size(), address, pid));
     done += static_cast<std::size_t>(got);
@@ -224,7 +229,7 @@ Status Judge::poke(std::uint32_t rank) const {
   HEADRACE_RETURN_IF_ERROR(read_memory(live.pid, address, std::span(&byte, 1)));
   byte ^= 0x10;
   const iovec local{&byte, 1};
-  const iovec remote{reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)), 1};
+  const iovec remote = remote_bytes(address, 1);
   if (::process_vm_writev(live.pid, &local, 1, &remote, 1, 0) != 1) {
     return errno_status(errno, fmt::format("write a byte at {:#x} of process {}", address, live.pid));
   }

@@ -42,7 +42,9 @@ std::vector<std::string> emission(int trainer_ranks) {
     for (const std::string w : {"w1", "w3", "w2"}) {
       for (int r = 0; r < trainer_ranks; ++r) {
         for (const std::string part : {"weight", "scale"}) {
-          names.push_back("layers.0.ffn.experts." + std::to_string(r * per_rank + i) + "." + w + "." + part);
+          std::string name = "layers.0.ffn.experts.";
+          name.append(std::to_string(r * per_rank + i)).append(".").append(w).append(".").append(part);
+          names.push_back(std::move(name));
         }
       }
     }

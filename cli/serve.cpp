@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -191,7 +192,14 @@ ExitCode serve(const ServeOptions& options) {
   const Result<HostStorage> storage = HostStorage::allocate(layout.value(), *device);
   if (!storage.ok()) return finish_failed(storage.status(), json);
   const LastToLeave last(options.job);
-  Result<std::unique_ptr<Receiver>> receiver = Receiver::start(receiver_opts, std::move(layout).value(), storage.value().table(), *device);
+  // Decoding and compiling leave many small holes. Here the heap is ours to trim; in an engine it is the engine's.
+  EngineHooks hooks;
+  hooks.committed = [] {
+    ::malloc_trim(0);
+    return ok_status();
+  };
+  Result<std::unique_ptr<Receiver>> receiver =
+      Receiver::start(receiver_opts, std::move(layout).value(), storage.value().table(), *device, std::move(hooks));
   if (!receiver.ok()) return finish_failed(receiver.status(), json);
   if (!options.load.empty()) {
     const Result<wire::Receipt> loaded = load_checkpoint(*receiver.value(), options.load, stop);

@@ -63,4 +63,14 @@ Digest ExpertMap::digest() const {
   return hasher.finish();
 }
 
+Digest digest_of(std::span<const ExpertMap> maps) {
+  Hasher hasher;
+  hasher.text("headrace expert maps").number(maps.size());
+  for (const ExpertMap& map : maps) {
+    const Digest one = map.digest();
+    hasher.bytes(std::as_bytes(std::span(one.bytes)));
+  }
+  return hasher.finish();
+}
+
 }  // namespace headrace

@@ -9,7 +9,7 @@
 
 namespace headrace {
 
-/// Which local slots hold which logical expert, for all MoE layers alike. A value.
+/// Which local slots of one MoE layer hold which logical expert. A value.
 class ExpertMap {
  public:
   ExpertMap() = default;
@@ -30,5 +30,8 @@ class ExpertMap {
   std::vector<std::int32_t> slots_;    // slots grouped by expert
   std::vector<std::int32_t> offsets_;  // experts_ + 1 offsets into slots_
 };
+
+/// Of the maps of all layers, in order.
+Digest digest_of(std::span<const ExpertMap> maps);
 
 }  // namespace headrace

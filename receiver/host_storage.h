@@ -10,7 +10,7 @@
 namespace headrace {
 
 /// Live storage of its own for a layout, for ranks that have no engine around them (`headrace serve`, tests, tools). One memory per
-/// storage, touched.
+/// storage, touched; an alias shares that of the storage it names.
 class HostStorage {
  public:
   /// kResourceExhausted names the storage, its bytes and the total.
@@ -18,6 +18,8 @@ class HostStorage {
   const StorageTable& table() const noexcept { return *table_; }
 
  private:
+  Status add_alias(const StorageSpec& spec);
+
   std::vector<std::unique_ptr<DeviceMemory>> memory_;
   std::unique_ptr<StorageTable> table_;
 };

@@ -194,7 +194,7 @@ void Receiver::Impl::on_hello(const PeerId& peer, const wire::Hello& hello) {
   welcome.data_paths = options_.data_paths;
   welcome.descriptor_path = parts_.listener->descriptor_path();
   welcome.table = table_->digest();
-  welcome.expert_map = index_.layout().experts.digest();
+  welcome.expert_map = digest_of(index_.layout().experts);
   welcome.scopes = index_.scopes();
   welcome.bucket_bytes_max = options_.bucket_bytes_max;
   welcome.deadline_ms = options_.deadline_ms;

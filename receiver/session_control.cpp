@@ -1,7 +1,6 @@
 #include "receiver/session_control.h"
 
 #include <fmt/format.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <exception>
@@ -346,9 +345,7 @@ void SessionControl::answer_manifests(UpdateSession& session) {
       return;
     }
     session.adopt(std::move(outcome.plan));
-    // Decoding and compiling left many small holes; the memory is the engine's, not ours to keep.
     meter_.sample();
-    ::malloc_trim(0);
   }
   for (std::uint32_t s = 0; s < session.senders.size(); ++s) {
     SessionSender& sender = session.senders[s];

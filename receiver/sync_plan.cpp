@@ -31,7 +31,8 @@ Status check_placement(const Placement& placement, const StridedCopy& packed, co
   return ok_status();
 }
 
-Result<RuleGeometry> geometry_of(const TensorRule& rule, const ModelLayout& layout, std::span<const std::int64_t> storage_bytes) {
+/// `slots`: local slots of the rule's layer, 1 for a tensor that is no expert.
+Result<RuleGeometry> geometry_of(const TensorRule& rule, std::int64_t slots, std::span<const std::int64_t> storage_bytes) {
   RuleGeometry geometry;
   geometry.source = TensorGeometry{rule.shape, dtype_bytes(rule.dtypes.front())};
   geometry.granule.assign(rule.shape.size(), 1);
@@ -44,7 +45,6 @@ Result<RuleGeometry> geometry_of(const TensorRule& rule, const ModelLayout& layo
     Result<StridedCopy> packed =
         slice(placement.copy, geometry.source, placement.box, 0, packed_strides(box_shape, geometry.source.elem_bytes));
     if (!packed.ok()) return packed.status();
-    const std::int64_t slots = placement.slot_stride != 0 ? layout.experts.local_slots() : 1;
     HEADRACE_RETURN_IF_ERROR(check_placement(placement, packed.value(), geometry.source, slots, storage_bytes[placement.storage]));
     geometry.packed.push_back(std::move(packed).value());
     if (std::find(geometry.boxes.begin(), geometry.boxes.end(), placement.box) != geometry.boxes.end()) continue;
@@ -77,7 +77,7 @@ Result<PlanGeometry> PlanGeometry::build(const WeightIndex& index, const Storage
   }
   for (std::uint32_t i = 0; i < index.rule_count(); ++i) {
     const TensorRule& rule = index.rule(i);
-    Result<RuleGeometry> geometry = geometry_of(rule, layout, bytes);
+    Result<RuleGeometry> geometry = geometry_of(rule, index.slots_of(i), bytes);
     if (!geometry.ok()) return at_rule(rule, geometry.status());
     result.rules_.push_back(std::move(geometry).value());
   }
@@ -298,7 +298,7 @@ SyncPlan::Outcome SyncPlan::compile(const WeightIndex& index, const PlanGeometry
 Digest SyncPlan::key_of(const WeightIndex& index, const Digest& table, std::span<const SenderPart> parts, const PlanOptions& options) {
   Hasher hasher;
   hasher.bytes(std::as_bytes(std::span(table.bytes)));
-  const Digest experts = index.layout().experts.digest();
+  const Digest experts = digest_of(index.layout().experts);
   hasher.bytes(std::as_bytes(std::span(experts.bytes)));
   hasher.number(static_cast<std::uint64_t>(options.overlap)).number(options.scopes.size());
   for (const std::string& scope : options.scopes) hasher.text(scope);

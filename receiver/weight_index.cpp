@@ -61,6 +61,7 @@ std::string_view last_number(std::string_view name) {
 
 WeightIndex::WeightIndex(ModelLayout layout) : layout_(std::move(layout)) {
   const std::size_t count = layout_.named.size() + layout_.expert_rules.size();
+  for (const ExpertMap& map : layout_.experts) experts_max_ = std::max(experts_max_, map.experts());
   rules_.reserve(count);
   named_.reserve(layout_.named.size());
   const auto add = [this](const TensorRule& rule) {
@@ -80,7 +81,7 @@ WeightIndex::WeightIndex(ModelLayout layout) : layout_(std::move(layout)) {
 }
 
 Resolution WeightIndex::placed(std::uint32_t rule, std::int32_t expert) const {
-  const std::span<const std::int32_t> slots = expert < 0 ? std::span<const std::int32_t>(kOnlySlot) : layout_.experts.slots_of(expert);
+  const std::span<const std::int32_t> slots = expert < 0 ? std::span<const std::int32_t>(kOnlySlot) : map_of(rule).slots_of(expert);
   return {.kind = slots.empty() ? Resolution::Kind::kNotLocal : Resolution::Kind::kPlaced, .rule = rule, .expert = expert, .slots = slots};
 }
 
@@ -90,12 +91,12 @@ std::optional<Resolution> WeightIndex::resolve_expert(std::string_view name) con
     const std::size_t before = name.rfind('.', dot - 1);
     if (before == std::string_view::npos) break;
     if (is_digit(name[dot - 1])) {
-      const auto expert = canonical_id(name.substr(before + 1, dot - before - 1), layout_.experts.experts());
+      const auto expert = canonical_id(name.substr(before + 1, dot - before - 1), experts_max_);
       const auto found = expert ? experts_.find(name.substr(0, before + 1)) : experts_.end();
       if (found != experts_.end()) {
         const std::string_view suffix = name.substr(dot + 1);
         for (const auto& [known, rule] : found->second) {
-          if (known == suffix) return placed(rule, *expert);
+          if (known == suffix && *expert < map_of(rule).experts()) return placed(rule, *expert);
         }
       }
     }
@@ -110,10 +111,10 @@ Resolution WeightIndex::resolve_scan(std::string_view name) const {
   if (answer.kind == ScanAnswer::Kind::kDropped) return {.kind = Resolution::Kind::kDropped, .slots = {}};
   if (answer.kind == ScanAnswer::Kind::kUnknown) return {};
   const auto found = by_param_.find(answer.param);
-  if (found == by_param_.end() || answer.expert >= layout_.experts.experts()) return {};
+  if (found == by_param_.end()) return {};
   for (const std::uint32_t rule : found->second) {
-    const bool is_expert = rule >= layout_.named.size();
-    if (rules_[rule]->shard == answer.shard && is_expert == (answer.expert >= 0)) return placed(rule, answer.expert);
+    if (rules_[rule]->shard != answer.shard || is_expert(rule) != (answer.expert >= 0)) continue;
+    if (answer.expert < 0 || answer.expert < map_of(rule).experts()) return placed(rule, answer.expert);
   }
   return {};
 }
@@ -137,8 +138,9 @@ std::vector<WeightIndex::Needed> WeightIndex::needed(std::span<const std::string
     ++index;
   }
   for (const ExpertRule& rule : layout_.expert_rules) {
-    for (std::int32_t e = 0; wanted(rule.rule) && e < layout_.experts.experts(); ++e) {
-      if (layout_.experts.slots_of(e).empty()) continue;
+    const ExpertMap& map = layout_.experts[rule.map];
+    for (std::int32_t e = 0; wanted(rule.rule) && e < map.experts(); ++e) {
+      if (map.slots_of(e).empty()) continue;
       names.push_back({.name = rule.prefix + std::to_string(e) + "." + rule.suffix, .rule = index, .expert = e});
     }
     ++index;
@@ -155,7 +157,7 @@ std::vector<std::string> WeightIndex::scopes() const {
 }
 
 std::vector<std::string> WeightIndex::nearest(std::string_view name, std::size_t count) const {
-  const auto id = name.size() <= 2 * name_bytes_max_ ? canonical_id(last_number(name), layout_.experts.experts()) : std::nullopt;
+  const auto id = name.size() <= 2 * name_bytes_max_ ? canonical_id(last_number(name), experts_max_) : std::nullopt;
   const std::string digits = std::to_string(id.value_or(0));
   std::vector<std::pair<std::int64_t, std::uint32_t>> scored;
   scored.reserve(rules_.size());

@@ -40,6 +40,8 @@ class WeightIndex {
   /// put together ("…gate_up_proj.weight") is kUnknown: it is no tensor of a checkpoint, and its bytes are those of the parts.
   Resolution resolve(std::string_view name) const;
   const TensorRule& rule(std::uint32_t index) const { return *rules_[index]; }
+  /// Local slots that a rule's placements repeat over; 1 for a tensor that is no expert.
+  std::int64_t slots_of(std::uint32_t index) const { return is_expert(index) ? map_of(index).local_slots() : 1; }
   std::size_t rule_count() const noexcept { return rules_.size(); }
   const ModelLayout& layout() const noexcept { return layout_; }
 
@@ -63,13 +65,17 @@ class WeightIndex {
 
   std::optional<Resolution> resolve_expert(std::string_view name) const;
   Resolution resolve_scan(std::string_view name) const;
+  /// Kind and slots of a rule; the map of its layer knows `expert`.
   Resolution placed(std::uint32_t rule, std::int32_t expert) const;
+  bool is_expert(std::uint32_t rule) const noexcept { return rule >= layout_.named.size(); }
+  const ExpertMap& map_of(std::uint32_t rule) const { return layout_.experts[layout_.expert_rules[rule - layout_.named.size()].map]; }
 
   ModelLayout layout_;                    // the views below point into it
   std::vector<const TensorRule*> rules_;  // named rules, then expert rules
   std::unordered_map<std::string_view, std::uint32_t> named_;
   std::unordered_map<std::string_view, SuffixRules> experts_;  // by prefix
   std::unordered_map<std::string, std::vector<std::uint32_t>> by_param_;
+  std::int32_t experts_max_ = 0;    // of any layer
   std::size_t name_bytes_max_ = 0;  // of any name that named_ or experts_ can know
 };
 

@@ -26,7 +26,7 @@ struct StackedPart {
 /// Writes down the storages, rules and constants of one rank. The first failure sticks.
 class LayoutBuilder {
  public:
-  LayoutBuilder(const DeepseekV4Config& config, const ModelRequest& request, ExpertMap experts)
+  LayoutBuilder(const DeepseekV4Config& config, const ModelRequest& request, const ExpertMap& experts)
       : c_(config),
         naming_{.experts = static_cast<std::int32_t>(config.experts), .linear_scale = config.linear_scale, .hc_head = !config.v41},
         padded_(request.variant == "padded" ? (config.intermediate + 511) / 512 * 512 : config.intermediate) {
@@ -34,7 +34,7 @@ class LayoutBuilder {
     layout_.variant = request.variant;
     layout_.parallel = request.parallel;
     layout_.rank = request.rank;
-    layout_.experts = std::move(experts);
+    layout_.experts.assign(static_cast<std::size_t>(c_.layers), experts);
   }
 
   Result<ModelLayout> build() {
@@ -238,7 +238,8 @@ class LayoutBuilder {
     const std::int64_t H = c_.hidden;
     const std::int64_t I = c_.intermediate;
     const std::int64_t P = padded_;
-    const std::int64_t slots = layout_.experts.local_slots();
+    const auto map = static_cast<std::uint32_t>(l);
+    const std::int64_t slots = layout_.experts.front().local_slots();
     const std::string prefix = fmt::format("layers.{}.ffn.experts.", l);
     const std::string param = "model." + prefix;
     const std::uint32_t w13 = storage(param + "w13_weight", Dtype::kI8, {slots, 2 * P, H / 2});
@@ -249,30 +250,31 @@ class LayoutBuilder {
 
     for (const std::int64_t u : {0, 1}) {
       const std::string shard = u == 0 ? "w1" : "w3";
-      expert_weight(prefix, shard, {I, H / 2}, w13, P * H, l1_weight(u));
-      expert_scale(prefix, shard, {I, H / 32}, w13_scale, (H / 128) * 8 * P, l1_scale(u));
+      expert_weight(map, prefix, shard, {I, H / 2}, w13, P * H, l1_weight(u));
+      expert_scale(map, prefix, shard, {I, H / 32}, w13_scale, (H / 128) * 8 * P, l1_scale(u));
     }
-    expert_weight(prefix, "w2", {H, I / 2}, w2, H * (P / 2), l2_weight());
-    expert_scale(prefix, "w2", {H, I / 32}, w2_scale, (P / 128) * 4 * H, l2_scale());
+    expert_weight(map, prefix, "w2", {H, I / 2}, w2, H * (P / 2), l2_weight());
+    expert_scale(map, prefix, "w2", {H, I / 32}, w2_scale, (P / 128) * 4 * H, l2_scale());
     if (P != I) padding(w13, w13_scale, w2, w2_scale);
   }
-  void expert_rule(const std::string& prefix, const std::string& shard, std::string_view leaf, std::vector<Dtype> dtypes, Shape shape,
-                   std::uint32_t dst, std::int64_t slot_stride, StridedCopy copy) {
+  void expert_rule(std::uint32_t map, const std::string& prefix, const std::string& shard, std::string_view leaf, std::vector<Dtype> dtypes,
+                   Shape shape, std::uint32_t dst, std::int64_t slot_stride, StridedCopy copy) {
     ExpertRule expert{.prefix = prefix, .suffix = shard + std::string(leaf), .rule = {}};
     expert.rule.param = layout_.storages[dst].name;
     expert.rule.shard = shard;
     expert.rule.dtypes = std::move(dtypes);
     expert.rule.placements.push_back({.storage = dst, .box = Box::whole(shape), .copy = std::move(copy), .slot_stride = slot_stride});
     expert.rule.shape = std::move(shape);
+    expert.map = map;
     layout_.expert_rules.push_back(std::move(expert));
   }
-  void expert_weight(const std::string& prefix, const std::string& shard, Shape shape, std::uint32_t dst, std::int64_t slot_stride,
-                     StridedCopy copy) {
-    expert_rule(prefix, shard, ".weight", {Dtype::kI8, Dtype::kU8}, std::move(shape), dst, slot_stride, std::move(copy));
+  void expert_weight(std::uint32_t map, const std::string& prefix, const std::string& shard, Shape shape, std::uint32_t dst,
+                     std::int64_t slot_stride, StridedCopy copy) {
+    expert_rule(map, prefix, shard, ".weight", {Dtype::kI8, Dtype::kU8}, std::move(shape), dst, slot_stride, std::move(copy));
   }
-  void expert_scale(const std::string& prefix, const std::string& shard, Shape shape, std::uint32_t dst, std::int64_t slot_stride,
-                    StridedCopy copy) {
-    expert_rule(prefix, shard, kScaleSuffix, {Dtype::kF8E8M0, Dtype::kU8}, std::move(shape), dst, slot_stride, std::move(copy));
+  void expert_scale(std::uint32_t map, const std::string& prefix, const std::string& shard, Shape shape, std::uint32_t dst,
+                    std::int64_t slot_stride, StridedCopy copy) {
+    expert_rule(map, prefix, shard, kScaleSuffix, {Dtype::kF8E8M0, Dtype::kU8}, std::move(shape), dst, slot_stride, std::move(copy));
   }
 
   static StridedCopy nest(std::int64_t dst_offset, std::int64_t run_bytes, std::initializer_list<CopyDim> dims) {
@@ -300,7 +302,7 @@ class LayoutBuilder {
     const std::int64_t H = c_.hidden;
     const std::int64_t I = c_.intermediate;
     const std::int64_t P = padded_;
-    const std::int64_t slots = layout_.experts.local_slots();
+    const std::int64_t slots = layout_.experts.front().local_slots();
     const auto zeros = [&](std::uint32_t dst, StridedCopy copy) { layout_.constants.push_back({.storage = dst, .copy = std::move(copy)}); };
     zeros(w13, nest(I * H, (P - I) * H, {{slots, 0, P * H}}));
     zeros(w13_scale, nest(8 * I, 8 * (P - I), {{slots, 0, (H / 128) * 8 * P}, {H / 128, 0, 8 * P}}));
@@ -334,7 +336,7 @@ Result<ModelLayout> build_deepseek_v4(const ModelRequest& request, const JsonVal
   if (!config.ok()) return config.status();
   Result<ExpertMap> experts = ExpertMap::initial(static_cast<std::int32_t>(config.value().experts), 0, request.rank, request.parallel.ep);
   if (!experts.ok()) return experts.status();
-  return LayoutBuilder(config.value(), request, std::move(experts).value()).build();
+  return LayoutBuilder(config.value(), request, experts.value()).build();
 }
 
 }  // namespace headrace

@@ -7,7 +7,7 @@
 
 namespace headrace {
 
-Result<ModelLayout> build_dense(const ModelRequest& request, std::span<const CheckpointTensor> tensors) {
+Result<ModelLayout> build_dense(const ModelRequest& request, const JsonValue* /*config*/, std::span<const CheckpointTensor> tensors) {
   const std::string what = fmt::format("layout {} of dense", request.parallel.to_string());
   if (request.variant != "plain")
     return Status(Code::kUnsupported, fmt::format("{}: variant {}, the family has plain", what, request.variant));

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "core/wire/limits.h"
@@ -44,10 +45,27 @@ Result<ParallelLayout> parse_layout(std::string_view text) {
                 fmt::format("layout \"{}\" not understood: expected tpN, epN or tpN,epN with N from 1 to {}", text, kRanksMax));
 }
 
+Result<std::vector<std::string>> variant_words(std::string_view family, std::string_view variant, std::span<const std::string_view> known) {
+  std::vector<std::string> words;
+  while (true) {
+    const std::size_t plus = variant.find('+');
+    const std::string_view word = variant.substr(0, plus);
+    if (std::find(known.begin(), known.end(), word) == known.end()) {
+      return Status(Code::kUnsupported, fmt::format("variant {} of {}: the family has {}", word, family, fmt::join(known, ", ")));
+    }
+    if (std::find(words.begin(), words.end(), word) != words.end()) {
+      return Status(Code::kInvalidArgument, fmt::format("variant of {}: {} is there twice", family, word));
+    }
+    words.emplace_back(word);
+    if (plus == std::string_view::npos) return words;
+    variant.remove_prefix(plus + 1);
+  }
+}
+
 Result<ModelLayout> build_model(const ModelRequest& request, const JsonValue* config, std::span<const CheckpointTensor> tensors) {
   std::string family = request.family;
   if (family == "auto") family = config != nullptr && is_deepseek_v4(model_type_of(*config)) ? "deepseek_v4" : "dense";
-  if (family == "dense") return build_dense(request, tensors);
+  if (family == "dense") return build_dense(request, config, tensors);
   if (family != "deepseek_v4") {
     return Status(Code::kUnsupported, fmt::format("family {} not built: expected auto, deepseek_v4 or dense", request.family));
   }

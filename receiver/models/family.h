@@ -61,6 +61,7 @@ struct ExpertRule {
   std::string prefix;
   std::string suffix;
   TensorRule rule;
+  std::uint32_t map = 0;  // index into ModelLayout::experts: which slots hold the experts of this layer
 };
 
 struct StorageSpec {
@@ -71,6 +72,7 @@ struct StorageSpec {
   std::int64_t bytes = 0;
   std::vector<std::string> owners{"target"};
   bool optional = false;
+  std::string alias_of{};  // the storage whose memory this one shares; empty for none
 };
 
 /// Bytes that no checkpoint tensor brings: zero pads and the like. Written at bind and after each discard.
@@ -97,7 +99,7 @@ struct ModelLayout {
   std::string variant;
   ParallelLayout parallel;
   std::int32_t rank = 0;
-  ExpertMap experts;  // experts() == 0: a dense model
+  std::vector<ExpertMap> experts;  // one per MoE layer; empty: a dense model
   std::vector<StorageSpec> storages;
   std::vector<NamedRule> named;
   std::vector<ExpertRule> expert_rules;
@@ -106,11 +108,18 @@ struct ModelLayout {
 };
 
 struct ModelRequest {
-  std::string family = "auto";    // auto | deepseek_v4 | dense
-  std::string variant = "plain";  // plain (P = I) | padded (P = ceil(I/512)*512)
+  std::string family = "auto";  // auto | deepseek_v4 | fused_moe | dense
+  /// The form that the engine keeps the weights in: words of the family, joined by '+', e.g. "padded" or "sglang+fused_shared".
+  std::string variant = "plain";
   ParallelLayout parallel;
   std::int32_t rank = 0;
+  std::int32_t redundant_experts = 0;         // physical experts beyond the logical ones, over all ranks
+  std::vector<std::string> scopes{"target"};  // which models this engine holds: target, draft, vision
+  std::optional<Dtype> dtype{};               // what floating-point tensors are kept as; none: as the checkpoint has them
 };
+
+/// The words of a variant. kUnsupported names one that is not in `known`, or one that is there twice.
+Result<std::vector<std::string>> variant_words(std::string_view family, std::string_view variant, std::span<const std::string_view> known);
 
 /// Builds the layout from config.json and, for families that take names from the checkpoint (dense), its headers.
 /// kInvalidArgument: a missing or odd config value by its key, a division that leaves a rest by its two numbers; kUnsupported: a variant or
@@ -119,6 +128,7 @@ Result<ModelLayout> build_model(const ModelRequest& request, const JsonValue* co
 
 // One function per family, in a file of its own.
 Result<ModelLayout> build_deepseek_v4(const ModelRequest& request, const JsonValue& config);
-Result<ModelLayout> build_dense(const ModelRequest& request, std::span<const CheckpointTensor> tensors);
+Result<ModelLayout> build_fused_moe(const ModelRequest& request, const JsonValue& config, std::span<const CheckpointTensor> tensors);
+Result<ModelLayout> build_dense(const ModelRequest& request, const JsonValue* config, std::span<const CheckpointTensor> tensors);
 
 }  // namespace headrace

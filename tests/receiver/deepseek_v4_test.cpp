@@ -165,7 +165,7 @@ void prove_storages(const ModelLayout& layout) {
       EXPECT_TRUE(validate(p.copy, source, p.slot_stride).ok()) << rule.prefix << rule.suffix;
     }
   }
-  const std::int64_t slots = layout.experts.local_slots();
+  const std::int64_t slots = layout.experts.front().local_slots();
   for (const ConstantRule& rule : layout.constants) {
     ASSERT_EQ(rule.copy.dims[0].count, slots);
     ASSERT_EQ(rule.copy.dims[0].dst_stride, slot_stride[rule.storage]);

@@ -19,7 +19,7 @@ inline ModelLayout layout() {
   model.family = "small";
   model.variant = "plain";
   model.parallel = ParallelLayout{1, 2};
-  model.experts = ExpertMap::initial(4, 0, 0, 2).value();
+  model.experts = {ExpertMap::initial(4, 0, 0, 2).value()};
   model.storages.push_back({.name = "plain", .dtype = Dtype::kBF16, .shape = {6, 8}, .strides = {}, .bytes = 96});
   model.storages.push_back({.name = "rows", .dtype = Dtype::kU8, .shape = {3, 4}, .strides = {}, .bytes = 12});
   model.storages.push_back({.name = "experts", .dtype = Dtype::kU8, .shape = {2, 4, 8}, .strides = {}, .bytes = 64});

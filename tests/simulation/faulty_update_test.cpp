@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <ostream>
 #include <vector>
 
 #include "core/transport/in_memory_control.h"
@@ -34,7 +35,7 @@ struct Rank {
 /// Rank r of the small model: experts 2r and 2r+1, rows [3r, 3r+3).
 ModelLayout layout_of(std::uint32_t rank) {
   ModelLayout layout = small_model::layout();
-  layout.experts = ExpertMap::initial(4, 0, static_cast<std::int32_t>(rank), 2).value();
+  layout.experts = {ExpertMap::initial(4, 0, static_cast<std::int32_t>(rank), 2).value()};
   Placement& rows = layout.named[1].rule.placements[0];
   const std::int64_t first = 3 * rank;
   rows.box = Box{{first, 0}, {first + 3, 4}};
@@ -171,6 +172,9 @@ struct Kind {
   const char* name;
   FaultPlan plan;
 };
+void PrintTo(const Kind& kind, std::ostream* out) {  // NOLINT(readability-identifier-naming): the test library's name
+  *out << kind.name;
+}
 
 class EverySeed : public FaultyUpdate, public testing::WithParamInterface<Kind> {};
 

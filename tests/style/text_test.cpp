@@ -85,6 +85,19 @@ TEST(Files, NameNoFolderOfOneMachine) {
   }
 }
 
+/// The libraries live inside engines and trainers: heap, limits, signals, environment and locale of the process are their hosts' own.
+/// (A trim of the heap from two threads at once also crashes where an engine has put another malloc in front of the C library's.)
+TEST(Libraries, LeaveWhatBelongsToTheWholeProcessAlone) {
+  for (const SourceFile& file : project_files()) {
+    const bool library = file.path.starts_with("core/") || file.path.starts_with("kernels/") || file.path.starts_with("receiver/") ||
+                         file.path.starts_with("sender_sdk/");
+    if (!library) continue;
+    for (const std::string call : {"malloc_trim", "mallopt(", "setrlimit(", "sigaction(", "setenv(", "putenv(", "umask(", "setlocale("}) {
+      EXPECT_EQ(file.text.find(call), std::string::npos) << file.path << " calls " << call;
+    }
+  }
+}
+
 TEST(Headers, SayPragmaOnce) {
   for (const SourceFile& file : project_files()) {
     EXPECT_TRUE(!file.path.ends_with(".h") || file.text.starts_with("#pragma once\n")) << file.path;

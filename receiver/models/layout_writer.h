@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/status.h"
+#include "receiver/models/family.h"
+
+namespace headrace {
+
+/// Writes down the storages, rules and constants of one rank: what every family builds its answer with. The first failure sticks and is
+/// what finish() returns, so that a family reads as a list of tensors. One thread.
+class LayoutWriter {
+ public:
+  /// `family` names the layout in errors and in the result.
+  LayoutWriter(std::string family, const ModelRequest& request);
+
+  void fail(Status status);
+  /// size / by; fails when it leaves a rest: what does not fill its group would stay unwritten without a word.
+  std::int64_t divide(std::int64_t size, std::int64_t by, std::string_view what);
+  const Status& status() const noexcept { return status_; }
+
+  /// A storage of this rank, contiguous unless `strides` (elements) say otherwise. `scope` is the model that owns it.
+  std::uint32_t storage(std::string name, Dtype dtype, Shape shape, std::string_view scope = "target",
+                        std::vector<std::int64_t> strides = {});
+  /// Index of a map for the next MoE layer.
+  std::uint32_t expert_map(const ExpertMap& map);
+
+  void named(std::string name, TensorRule rule);
+  void expert(std::uint32_t map, std::string prefix, std::string suffix, TensorRule rule);
+  /// Bytes that no tensor brings: `pattern` over every byte that `copy` writes. Its source strides are 0.
+  void constant(std::uint32_t storage, StridedCopy copy, std::uint32_t pattern = 0);
+
+  ModelLayout& layout() noexcept { return layout_; }
+  Result<ModelLayout> finish() &&;
+
+ private:
+  ModelLayout layout_;
+  Status status_;
+};
+
+/// A nest, outermost dimension first.
+StridedCopy nest_of(std::int64_t src_offset, std::int64_t dst_offset, std::int64_t run_bytes, std::initializer_list<CopyDim> dims);
+
+/// The nest that brings the part `box` of a row-major tensor of `shape` to where it starts at element `corner` of a row-major
+/// destination of `dst_shape`, both of `elem_bytes`: slices, stacked parts, padded parameters. Precondition: equal ranks, the part fits.
+StridedCopy place_box(std::span<const std::int64_t> shape, const Box& box, std::span<const std::int64_t> dst_shape,
+                      std::span<const std::int64_t> corner, std::int64_t elem_bytes);
+
+/// The part `index` of `parts` equal ones of a tensor along `dimension`. Precondition: it divides.
+Box part_of(std::span<const std::int64_t> shape, std::size_t dimension, std::int64_t index, std::int64_t parts);
+
+}  // namespace headrace

@@ -43,8 +43,11 @@ inline constexpr std::string_view kTablesScope = "tables";
 struct TensorRule {
   std::string param;          // the engine's runtime name of the parameter
   std::string shard;          // "w1", "w2", "w3", "0", "1"; empty when the tensor is the whole parameter
-  std::vector<Dtype> dtypes;  // accepted; the first is the checkpoint's own
-  Shape shape;                // of the checkpoint tensor
+  std::vector<Dtype> dtypes;  // accepted as they are; the first is what storage holds and placements count their bytes in
+  /// Accepted too, and converted to dtypes.front() on arrival: of F32, F16 and BF16. Their nest is the same one over elements: source steps
+  /// grow or shrink with the width of an element, counts and destinations stay.
+  std::vector<Dtype> casts{};
+  Shape shape;  // of the checkpoint tensor
   std::string scope = "target";
   std::vector<Placement> placements;
   bool optional = false;  // coverage does not ask for it

@@ -61,6 +61,13 @@ Status cut_loop(Anatomy& anatomy, Loop loop, bool of_run, std::vector<Piece>& ou
   return ok_status();
 }
 
+/// One past the last coordinate of dimension `dim` that the nest reads.
+std::int64_t end_of(const Anatomy& anatomy, std::size_t dim) {
+  std::int64_t end = anatomy.begin[dim] + 1;
+  for (const Piece& piece : anatomy.pieces) end += piece.dim == dim ? (piece.loop.count - 1) * piece.unit : 0;
+  return end;
+}
+
 Result<Anatomy> dissect(const LoopNest& nest, const TensorGeometry& source) {
   Result<std::vector<std::int64_t>> steps = steps_of(source);
   if (!steps.ok()) return steps.status();
@@ -83,8 +90,7 @@ Result<Anatomy> dissect(const LoopNest& nest, const TensorGeometry& source) {
   for (std::size_t d = 0; d < anatomy.steps.size(); ++d) {
     anatomy.begin.push_back(rest / anatomy.steps[d]);
     rest %= anatomy.steps[d];
-    std::int64_t end = anatomy.begin[d] + 1;
-    for (const Piece& piece : pieces) end += piece.dim == d ? (piece.loop.count - 1) * piece.unit : 0;
+    const std::int64_t end = end_of(anatomy, d);
     if (nest.src_offset < 0 || end > anatomy.sizes[d]) {
       return refuse(fmt::format("the nest reads [{},{}) of dimension {}, which has {}", anatomy.begin[d], end, d, anatomy.sizes[d]));
     }
@@ -124,22 +130,23 @@ Status check_box(const TensorGeometry& source, const Box& box, std::span<const s
   return ok_status();
 }
 
-/// Keeps the steps of dimension `dim` that lie in [lo, hi). False when none is left.
+/// Keeps the steps of dimension `dim` that lie in [lo, hi). False when none is left. An edge that takes nothing away may be anywhere.
 Result<bool> cut(Anatomy& anatomy, std::size_t dim, std::int64_t lo, std::int64_t hi) {
-  const std::int64_t granule = granule_of(anatomy, dim);
-  const std::int64_t size = anatomy.sizes[dim];
-  if ((lo % granule != 0 && lo != size) || (hi % granule != 0 && hi != size)) {
-    return refuse(fmt::format("dimension {} is cut to [{},{}), expected multiples of {} or the end {}", dim, lo, hi, granule, size));
-  }
   std::int64_t& begin = anatomy.begin[dim];
+  const std::int64_t end = end_of(anatomy, dim);
+  if (lo >= end || hi <= begin) return false;
+  const std::int64_t granule = granule_of(anatomy, dim);
+  if ((lo > begin && lo % granule != 0) || (hi < end && hi % granule != 0)) {
+    return refuse(fmt::format("dimension {} is cut to [{},{}), expected multiples of {} or what the nest reads, [{},{})", dim, lo, hi,
+                              granule, begin, end));
+  }
   Piece* outer = outermost(anatomy, dim);
-  if (outer == nullptr) return begin >= lo && begin < hi;
-  if (lo == 0 && hi == size) return true;
-  const auto steps_before = [&](std::int64_t end) {
-    return std::clamp<std::int64_t>((end - begin + outer->unit - 1) / outer->unit, 0, outer->loop.count);
+  if (outer == nullptr || (lo <= begin && hi >= end)) return true;
+  const auto steps_before = [&](std::int64_t edge) {
+    return std::clamp<std::int64_t>((edge - begin + outer->unit - 1) / outer->unit, 0, outer->loop.count);
   };
   const std::int64_t from = lo > begin ? steps_before(lo) : 0;
-  const std::int64_t to = hi > begin ? steps_before(hi) : 0;
+  const std::int64_t to = steps_before(hi);
   if (from >= to) return false;
   begin += from * outer->unit;
   outer->loop.count = to - from;

@@ -208,7 +208,7 @@ class PlanCompiler {
       for (const Box& box : geometry.boxes) {
         Box part = intersect(box, entry.box);
         if (part.empty()) continue;
-        if (!cut_at_granule(part, geometry)) {
+        if (!cut_at_granule(part, box, geometry.granule)) {
           defect(Code::kInvalidArgument, entry.name,
                  fmt::format("{}: box {} of sender {} is not cut at multiples of {}", entry.name, to_string(entry.box),
                              plan_.parts_[s].sender, to_string(geometry.granule)));
@@ -228,10 +228,11 @@ class PlanCompiler {
     }
   }
 
-  static bool cut_at_granule(const Box& box, const RuleGeometry& geometry) {
-    for (std::size_t d = 0; d < box.rank(); ++d) {
-      const std::int64_t g = geometry.granule[d];
-      if (box.lo[d] % g != 0 || (box.hi[d] % g != 0 && box.hi[d] != geometry.source.shape[d])) return false;
+  /// The edges of what is wanted need not be multiples of the granule.
+  static bool cut_at_granule(const Box& part, const Box& wanted, std::span<const std::int64_t> granule) {
+    for (std::size_t d = 0; d < part.rank(); ++d) {
+      if (part.lo[d] != wanted.lo[d] && part.lo[d] % granule[d] != 0) return false;
+      if (part.hi[d] != wanted.hi[d] && part.hi[d] % granule[d] != 0) return false;
     }
     return true;
   }

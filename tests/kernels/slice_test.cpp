@@ -214,6 +214,18 @@ TEST(Slice, OfRowsThatTheNestDoesNotReadMovesNothing) {
   EXPECT_EQ(part.value().dst_bytes(), 0);
 }
 
+TEST(Slice, TakesAllThatTheNestReadsWhereverThatBegins) {
+  // Tiles of 4 rows that begin at row 3 of 12, and columns 1 to 3 of 5: the steps of 4 rows are no multiples of 4.
+  const StridedCopy copy = nest(2, {{2, 20, 32}, {4, 5, 4}}, 16);
+  const TensorGeometry tensor{{12, 5}, 1};
+  EXPECT_EQ(granule(copy, tensor).value(), (Coordinates{12, 1}));
+  const Result<StridedCopy> part = slice(copy, tensor, Box{{3, 1}, {11, 3}}, 0, std::vector<std::int64_t>{2, 1});
+  ASSERT_TRUE(part.ok()) << part.status().to_string();
+  EXPECT_EQ(moves(part.value()), moves(nest(2, {{2, 8, 32}, {4, 2, 4}})));
+  EXPECT_EQ(slice(copy, tensor, Box{{3, 1}, {7, 3}}, 0, std::vector<std::int64_t>{2, 1}).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(slice(copy, tensor, Box{{0, 0}, {3, 5}}, 0, std::vector<std::int64_t>{5, 1}).value().dst_bytes(), 0);
+}
+
 TEST(Slice, OfNestsThatDoNotFollowTheTensorTakesWholeTensorsOnly) {
   // Runs of 6 bytes over rows of 4.
   const StridedCopy copy = nest(6, {{4, 6, 8}});

@@ -47,8 +47,8 @@ std::int64_t take_chain(LoopNest& nest, std::int64_t Loop::* along, std::int64_t
 
 }  // namespace
 
-CopyPlan::CopyPlan(const StridedCopy& copy, bool constant) noexcept
-    : nest_(copy), constant_(constant) {  // NOLINT: offsets are set when used
+CopyPlan::CopyPlan(const StridedCopy& copy, bool constant, ElementCast cast) noexcept
+    : nest_(copy), constant_(constant), cast_(cast) {  // NOLINT: offsets are set when used
   order();
 }
 
@@ -61,15 +61,33 @@ void CopyPlan::order() noexcept {
     for (Loop& loop : nest_.all()) loop.src = 0;
     nest_.indexed_source = false;
   }
-  if (nest_.size > 0) nest_.merge(constant_);
+  if (!cast_.none()) {
+    merge_cast();
+  } else if (nest_.size > 0) {
+    nest_.merge(constant_);
+  }
   path_ = CopyPath::kFlat;
   if (constant_) path_ = CopyPath::kConstant;
+  if (!cast_.none()) path_ = CopyPath::kCast;
   if (nest_.size == 0) return;
   nest_.sort_by_destination();
-  if (constant_) return;
+  if (constant_ || !cast_.none()) return;
   path_ = nest_.run >= kLongRunMin ? CopyPath::kPitched : CopyPath::kGeneric;
   if (nest_.run == 4) choose_words();
   if (path_ == CopyPath::kGeneric) block_short_runs();
+}
+
+/// Merges as if both sides had elements of the destination's width. A source that is not stepped in whole elements keeps its loops.
+void CopyPlan::merge_cast() noexcept {
+  const std::int64_t from = cast_.from_bytes();
+  const std::int64_t to = cast_.to_bytes();
+  const auto loops = nest_.all();
+  if (std::any_of(loops.begin(), loops.end(), [&](const Loop& loop) { return loop.src % from != 0; })) return;
+  const std::int64_t begin = std::exchange(nest_.src_offset, 0);
+  for (Loop& loop : loops) loop.src = loop.src / from * to;
+  nest_.merge();
+  for (Loop& loop : nest_.all()) loop.src = loop.src / to * from;
+  nest_.src_offset = begin + nest_.src_offset / to * from;
 }
 
 void CopyPlan::choose_words() noexcept {
@@ -130,6 +148,8 @@ void CopyPlan::run_flat(const std::byte* src, std::byte* dst, std::uint32_t patt
   if (bytes <= 0) return;
   if (constant_) {
     fill_bytes(dst + nest_.dst_offset + from, bytes, pattern, stores);
+  } else if (!cast_.none()) {
+    cast_rows(cast_, src + nest_.src_offset + cast_.source_bytes(from), dst + nest_.dst_offset + from, 1, 0, 0, bytes / cast_.to_bytes());
   } else {
     copy_rows(src + nest_.src_offset + from, dst + nest_.dst_offset + from, 1, 0, 0, bytes, stores);
   }
@@ -146,12 +166,16 @@ void CopyPlan::run_inner(const LoopNest& nest, const std::byte* src, std::byte* 
     for_each_step(nest, nest.size, [&](std::int64_t s, std::int64_t d) { transpose_words(src + s, dst + d, tile, stores); });
     return;
   }
-  if (nest.size == 0 || nest.loops[nest.size - 1].indexed) {
-    for_each_step(nest, nest.size, [&](std::int64_t s, std::int64_t d) { copy_rows(src + s, dst + d, 1, 0, 0, nest.run, stores); });
+  const bool single = nest.size == 0 || nest.loops[nest.size - 1].indexed;
+  const Loop rows = single ? Loop{1, 0, 0, false} : nest.loops[nest.size - 1];
+  const std::size_t depth = single ? nest.size : nest.size - 1;
+  if (path_ == CopyPath::kCast) {
+    const std::int64_t elements = nest.run / cast_.to_bytes();
+    for_each_step(nest, depth,
+                  [&](std::int64_t s, std::int64_t d) { cast_rows(cast_, src + s, dst + d, rows.count, rows.src, rows.dst, elements); });
     return;
   }
-  const Loop& rows = nest.loops[nest.size - 1];
-  for_each_step(nest, nest.size - 1,
+  for_each_step(nest, depth,
                 [&](std::int64_t s, std::int64_t d) { copy_rows(src + s, dst + d, rows.count, rows.src, rows.dst, nest.run, stores); });
 }
 

@@ -15,7 +15,7 @@ namespace headrace {
 class CopyPlan {
  public:
   /// `constant` runs write a pattern instead of reading a source.
-  CopyPlan(const StridedCopy& copy, bool constant) noexcept;
+  explicit CopyPlan(const StridedCopy& copy, bool constant = false, ElementCast cast = {}) noexcept;
   explicit CopyPlan(const LoopNest& nest, bool constant = false) noexcept;
   CopyPlan(const CopyPlan&) = delete;
   CopyPlan& operator=(const CopyPlan&) = delete;
@@ -36,6 +36,7 @@ class CopyPlan {
   static constexpr std::int64_t kTileColumnsMax = 256;
 
   void order() noexcept;
+  void merge_cast() noexcept;
   void choose_words() noexcept;
   void block_short_runs() noexcept;
   void run_flat(const std::byte* src, std::byte* dst, std::uint32_t pattern, std::int64_t begin, std::int64_t end, std::int64_t parts,
@@ -44,6 +45,7 @@ class CopyPlan {
 
   LoopNest nest_;  // outer loops; rows of copy_rows included
   bool constant_ = false;
+  ElementCast cast_;
   CopyPath path_ = CopyPath::kFlat;
   std::int64_t tile_rows_ = 0;  // of kTranspose32
   std::int64_t tile_columns_ = 0;

@@ -8,17 +8,21 @@
 
 #include "core/base/status.h"
 #include "core/base/worker_pool.h"
+#include "kernels/element_cast.h"
 #include "kernels/strided_copy.h"
 
 namespace headrace {
 
 /// One nest with its two base addresses. A constant source (padding) has `src == nullptr` and repeats `constant` (a pattern of 4 bytes,
 /// aligned to the destination address, so run_bytes and destination offsets are multiples of 4 or the four bytes are equal).
+/// With a `cast` every element is converted: the source side of `copy` counts bytes of the one type, its destination side and run_bytes
+/// bytes of the other, and runs are whole elements.
 struct CopyJob {
   StridedCopy copy;
   const std::byte* src = nullptr;
   std::byte* dst = nullptr;
   std::uint32_t constant = 0;
+  ElementCast cast{};
 };
 
 /// What a batch did. Counted by the executor itself.
@@ -35,7 +39,7 @@ struct CopyStats {
 };
 
 /// Which fast path a nest takes; chosen from the nest alone (and the alignment of its bases). For tests, traces and benches.
-enum class CopyPath : std::uint8_t { kFlat, kPitched, kTranspose32, kGeneric, kConstant };
+enum class CopyPath : std::uint8_t { kFlat, kPitched, kTranspose32, kGeneric, kConstant, kCast };
 std::string_view copy_path_name(CopyPath path) noexcept;
 CopyPath choose_path(const CopyJob& job) noexcept;
 

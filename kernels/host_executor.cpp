@@ -24,12 +24,13 @@ std::string_view copy_path_name(CopyPath path) noexcept {
     case CopyPath::kTranspose32: return "transpose32";
     case CopyPath::kGeneric: return "generic";
     case CopyPath::kConstant: return "constant";
+    case CopyPath::kCast: return "cast";
   }
   return "unknown";
 }
 
 CopyPath choose_path(const CopyJob& job) noexcept {
-  return CopyPlan(job.copy, is_constant(job)).path();
+  return CopyPlan(job.copy, is_constant(job), job.cast).path();
 }
 
 HostExecutor::HostExecutor(WorkerPool& pool, std::int64_t streaming_bytes_min) : pool_(&pool), streaming_bytes_min_(streaming_bytes_min) {}
@@ -66,7 +67,7 @@ void HostExecutor::cut(std::span<const CopyJob> jobs, std::int64_t work_bytes) {
     }
     flush(i);
     const std::int64_t pieces = bytes / work_bytes;
-    const std::int64_t parts = CopyPlan(jobs[i].copy, is_constant(jobs[i])).parts(pieces);
+    const std::int64_t parts = CopyPlan(jobs[i].copy, is_constant(jobs[i]), jobs[i].cast).parts(pieces);
     const std::int64_t works = std::min(pieces, parts);
     for (std::int64_t w = 0; w < works; ++w) {
       works_.push_back({i, i + 1, parts * w / works, parts * (w + 1) / works, parts});
@@ -83,13 +84,13 @@ void HostExecutor::execute(std::span<const CopyJob> jobs, const Work& work) cons
     const bool stream = job.copy.dst_bytes() >= streaming_bytes_min_;
     streamed = streamed || stream;
     const Stores stores = stream ? Stores::kStream : Stores::kCached;
-    if (job.copy.dim_count == 0 && !is_constant(job)) {
+    if (job.copy.dim_count == 0 && !is_constant(job) && job.cast.none()) {
       if (work.parts == 1) {
         copy_rows(job.src + job.copy.src_offset, job.dst + job.copy.dst_offset, 1, 0, 0, job.copy.run_bytes, stores);
         continue;
       }
     }
-    CopyPlan(job.copy, is_constant(job)).run(job.src, job.dst, job.constant, work.begin, work.end, work.parts, stores);
+    CopyPlan(job.copy, is_constant(job), job.cast).run(job.src, job.dst, job.constant, work.begin, work.end, work.parts, stores);
   }
   if (streamed) stream_fence();
 }

@@ -38,10 +38,12 @@ class CopyPlan {
   void order() noexcept;
   void merge_cast() noexcept;
   void choose_words() noexcept;
+  void open_window(LoopNest& tile, std::int64_t bytes) noexcept;
   void block_short_runs() noexcept;
   void run_flat(const std::byte* src, std::byte* dst, std::uint32_t pattern, std::int64_t begin, std::int64_t end, std::int64_t parts,
                 Stores stores) const noexcept;
   void run_inner(const LoopNest& nest, const std::byte* src, std::byte* dst, std::uint32_t pattern, Stores stores) const noexcept;
+  void run_tiles(const LoopNest& nest, const std::byte* src, std::byte* dst, Stores stores) const noexcept;
 
   LoopNest nest_;  // outer loops; rows of copy_rows included
   bool constant_ = false;
@@ -50,6 +52,8 @@ class CopyPlan {
   std::int64_t tile_rows_ = 0;  // of kTranspose32
   std::int64_t tile_columns_ = 0;
   bool tile_aligned_ = false;
+  std::size_t window_loops_ = 0;  // innermost loops of nest_ whose tiles are read before the first of them is moved
+  LoopNest window_{0, 0, 0};      // what they read, from the first byte of the first tile on
   std::array<std::int64_t, kTileRowsMax> row_offsets_;        // the first tile_rows_ are set
   std::array<std::int64_t, kTileColumnsMax> column_offsets_;  // the first tile_columns_ are set
 };

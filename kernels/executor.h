@@ -9,6 +9,7 @@
 #include "core/base/status.h"
 #include "core/base/worker_pool.h"
 #include "kernels/element_cast.h"
+#include "kernels/host_kernels.h"
 #include "kernels/strided_copy.h"
 
 namespace headrace {
@@ -44,8 +45,9 @@ std::string_view copy_path_name(CopyPath path) noexcept;
 CopyPath choose_path(const CopyJob& job) noexcept;
 
 /// Executes batches on host memory. Preconditions: every nest was validated, and no two jobs of one batch write the same byte.
-/// One caller at a time; the pool does the work, cut by bytes so that a large nest does not wait for one thread. Destinations of at least
-/// `streaming_bytes_min` a nest are written with streaming stores and fenced before run() returns.
+/// One caller at a time; the pool does the work, cut by bytes so that a large nest does not wait for one thread. Batches of at least
+/// `streaming_bytes_min` destination bytes are written with streaming stores and fenced before run() returns: so many bytes would only push
+/// others out of the caches, and a store into them first reads what it overwrites.
 class HostExecutor {
  public:
   explicit HostExecutor(WorkerPool& pool, std::int64_t streaming_bytes_min = 1 << 20);
@@ -66,6 +68,7 @@ class HostExecutor {
 
   WorkerPool* pool_;
   std::int64_t streaming_bytes_min_;
+  Stores stores_ = Stores::kCached;  // of the batch at hand
   std::vector<Work> works_;  // kept from call to call for its memory
 };
 

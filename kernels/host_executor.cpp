@@ -38,6 +38,7 @@ HostExecutor::HostExecutor(WorkerPool& pool, std::int64_t streaming_bytes_min) :
 CopyStats HostExecutor::run(std::span<const CopyJob> jobs) {
   CopyStats stats{1, jobs.size(), 0};
   for (const CopyJob& job : jobs) stats.bytes += static_cast<std::uint64_t>(job.copy.dst_bytes());
+  stores_ = static_cast<std::int64_t>(stats.bytes) >= streaming_bytes_min_ ? Stores::kStream : Stores::kCached;
   const auto threads = static_cast<std::int64_t>(pool_->threads());
   const std::int64_t share = static_cast<std::int64_t>(stats.bytes) / (threads * kWorksPerThread);
   if (threads == 1 || static_cast<std::int64_t>(stats.bytes) < 2 * kWorkBytesMin) {
@@ -78,21 +79,17 @@ void HostExecutor::cut(std::span<const CopyJob> jobs, std::int64_t work_bytes) {
 }
 
 void HostExecutor::execute(std::span<const CopyJob> jobs, const Work& work) const noexcept {
-  bool streamed = false;
   for (std::size_t i = work.first; i < work.last; ++i) {
     const CopyJob& job = jobs[i];
-    const bool stream = job.copy.dst_bytes() >= streaming_bytes_min_;
-    streamed = streamed || stream;
-    const Stores stores = stream ? Stores::kStream : Stores::kCached;
     if (job.copy.dim_count == 0 && !is_constant(job) && job.cast.none()) {
       if (work.parts == 1) {
-        copy_rows(job.src + job.copy.src_offset, job.dst + job.copy.dst_offset, 1, 0, 0, job.copy.run_bytes, stores);
+        copy_rows(job.src + job.copy.src_offset, job.dst + job.copy.dst_offset, 1, 0, 0, job.copy.run_bytes, stores_);
         continue;
       }
     }
-    CopyPlan(job.copy, is_constant(job), job.cast).run(job.src, job.dst, job.constant, work.begin, work.end, work.parts, stores);
+    CopyPlan(job.copy, is_constant(job), job.cast).run(job.src, job.dst, job.constant, work.begin, work.end, work.parts, stores_);
   }
-  if (streamed) stream_fence();
+  if (stores_ == Stores::kStream) stream_fence();
 }
 
 }  // namespace headrace

@@ -108,9 +108,11 @@ hn::VFromD<hn::FixedTag<std::uint32_t, kLanes>> load_rows(const std::byte* src, 
   }
 }
 
-/// kLanes rows by 4 columns. Each block of 16 bytes is transposed by itself, which leaves kLanes rows of one column side by side.
+/// kLanes rows by 4 columns, of which the first `done` are not written. Each block of 16 bytes is transposed by itself, which leaves kLanes
+/// rows of one column side by side.
 template <std::size_t kLanes>
-void transpose_block(const std::byte* src, const std::int64_t* rows, std::byte* dst, const std::int64_t* columns, bool stream) {
+void transpose_block(const std::byte* src, const std::int64_t* rows, std::byte* dst, const std::int64_t* columns, std::int64_t done,
+                     bool stream) {
   const hn::FixedTag<std::uint32_t, kLanes> d;
   const hn::Repartition<std::uint64_t, decltype(d)> d64;
   const auto r0 = load_rows<kLanes>(src, rows);
@@ -128,13 +130,14 @@ void transpose_block(const std::byte* src, const std::int64_t* rows, std::byte* 
       hn::StoreU(hn::BitCast(d, column), d, reinterpret_cast<std::uint32_t*>(to));
     }
   };
-  put(hn::InterleaveLower(d64, lo01, lo23), dst + columns[0]);
-  put(hn::InterleaveUpper(d64, lo01, lo23), dst + columns[1]);
-  put(hn::InterleaveLower(d64, hi01, hi23), dst + columns[2]);
+  if (done < 1) put(hn::InterleaveLower(d64, lo01, lo23), dst + columns[0]);
+  if (done < 2) put(hn::InterleaveUpper(d64, lo01, lo23), dst + columns[1]);
+  if (done < 3) put(hn::InterleaveLower(d64, hi01, hi23), dst + columns[2]);
   put(hn::InterleaveUpper(d64, hi01, hi23), dst + columns[3]);
 }
 
-/// A last block that would reach over the edge is moved back over its neighbour: the same words are written once more.
+/// A last block that would reach over the edge is moved back over its neighbour. Columns are not written twice, since stores that go around
+/// the caches cost as much the second time; rows are: only what is not streamed has some that fill no vector.
 template <std::size_t kLanes>
 void transpose_blocks(const std::byte* src, std::byte* dst, const WordTile& tile, bool stream) {
   constexpr auto kStep = static_cast<std::int64_t>(kLanes);
@@ -142,7 +145,7 @@ void transpose_blocks(const std::byte* src, std::byte* dst, const WordTile& tile
     const std::int64_t column = std::min(c, tile.columns - 4);
     for (std::int64_t r = 0; r < tile.rows; r += kStep) {
       const std::int64_t row = std::min(r, tile.rows - kStep);
-      transpose_block<kLanes>(src + 4 * column, tile.row_offsets + row, dst + 4 * row, tile.column_offsets + column, stream);
+      transpose_block<kLanes>(src + 4 * column, tile.row_offsets + row, dst + 4 * row, tile.column_offsets + column, c - column, stream);
     }
   }
 }

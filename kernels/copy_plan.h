@@ -52,9 +52,9 @@ class CopyPlan {
   std::int64_t tile_rows_ = 0;  // of kTranspose32
   std::int64_t tile_columns_ = 0;
   bool tile_aligned_ = false;
-  std::size_t window_loops_ = 0;  // innermost loops of nest_ whose tiles are read before the first of them is moved
-  LoopNest window_{0, 0, 0};      // what they read, from the first byte of the first tile on
-  std::array<std::int64_t, kTileRowsMax> row_offsets_;        // the first tile_rows_ are set
+  std::size_t window_loops_ = 0;                        // innermost loops of nest_ whose tiles are read before the first of them is moved
+  LoopNest window_{0, 0, 0};                            // what they read, from the first byte of the first tile on
+  std::array<std::int64_t, kTileRowsMax> row_offsets_;  // the first tile_rows_ are set
   std::array<std::int64_t, kTileColumnsMax> column_offsets_;  // the first tile_columns_ are set
 };
 

@@ -69,7 +69,7 @@ class HostExecutor {
   WorkerPool* pool_;
   std::int64_t streaming_bytes_min_;
   Stores stores_ = Stores::kCached;  // of the batch at hand
-  std::vector<Work> works_;  // kept from call to call for its memory
+  std::vector<Work> works_;          // kept from call to call for its memory
 };
 
 }  // namespace headrace

@@ -266,9 +266,20 @@ std::uint64_t wrapped_sum(D d, hn::VFromD<D> lanes) {
 }
 #endif
 
-/// Adds word * K of the words at `src`; `table` points at the first word's constant.
-template <bool kCopy>
+void sum_word(const std::byte* src, std::byte* to, const std::uint32_t* table, Lanes& sums) {
+  std::uint32_t word = 0;
+  std::memcpy(&word, src, 4);
+  if (to != nullptr) std::memcpy(to, &word, 4);
+  sums.sum0 += std::uint64_t{word} * table[0];
+  sums.sum1 += std::uint64_t{word} * table[kFingerprintLaneShift];
+}
+
+enum class Moves : std::uint8_t { kNone, kCached, kStream };
+
+/// Adds word * K of the words at `src`; `table` points at the first word's constant. With kStream `to` is a multiple of 4.
+template <Moves kMoves>
 void sum_words(const std::byte* src, std::byte* to, const std::uint32_t* table, std::size_t words, Lanes& sums) {
+  const auto word_to = [to](std::size_t at) { return kMoves == Moves::kNone ? nullptr : to + 4 * at; };
   std::size_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
   const hn::ScalableTag<std::uint32_t> d;
@@ -279,11 +290,16 @@ void sum_words(const std::byte* src, std::byte* to, const std::uint32_t* table, 
   auto odd0 = hn::Zero(d64);
   auto odd1 = hn::Zero(d64);
   const auto upper = [&](auto v) HWY_ATTR { return hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(d64, v))); };
+  if constexpr (kMoves == Moves::kStream) {
+    const std::size_t head = std::min(words, static_cast<std::size_t>(to_line(to)) / 4);
+    for (; i < head; ++i) sum_word(src + 4 * i, to + 4 * i, table + i, sums);
+  }
   for (; i + lanes <= words; i += lanes) {
     const auto word = hn::LoadU(d, reinterpret_cast<const std::uint32_t*>(src + 4 * i));
     const auto k0 = hn::LoadU(d, table + i);
     const auto k1 = hn::LoadU(d, table + i + kFingerprintLaneShift);
-    if constexpr (kCopy) hn::StoreU(word, d, reinterpret_cast<std::uint32_t*>(to + 4 * i));
+    if constexpr (kMoves == Moves::kCached) hn::StoreU(word, d, reinterpret_cast<std::uint32_t*>(to + 4 * i));
+    if constexpr (kMoves == Moves::kStream) hn::Stream(word, d, reinterpret_cast<std::uint32_t*>(to + 4 * i));
     const auto word_odd = upper(word);
     even0 = hn::Add(even0, hn::MulEven(word, k0));
     even1 = hn::Add(even1, hn::MulEven(word, k1));
@@ -293,13 +309,7 @@ void sum_words(const std::byte* src, std::byte* to, const std::uint32_t* table, 
   sums.sum0 += wrapped_sum(d64, hn::Add(even0, odd0));
   sums.sum1 += wrapped_sum(d64, hn::Add(even1, odd1));
 #endif
-  for (; i < words; ++i) {
-    std::uint32_t word = 0;
-    std::memcpy(&word, src + 4 * i, 4);
-    if constexpr (kCopy) std::memcpy(to + 4 * i, &word, 4);
-    sums.sum0 += std::uint64_t{word} * table[i];
-    sums.sum1 += std::uint64_t{word} * table[i + kFingerprintLaneShift];
-  }
+  for (; i < words; ++i) sum_word(src + 4 * i, word_to(i), table + i, sums);
 }
 
 /// Up to 3 bytes that do not fill a word. They never cross a block.
@@ -312,7 +322,7 @@ void sum_part(const std::byte* src, std::size_t at, std::size_t bytes, Lanes& su
 }
 
 /// Bytes of one block, from byte `at` of it.
-Lanes sum_in_block(const std::byte* src, std::byte* to, std::size_t at, std::size_t bytes) {
+Lanes sum_in_block(const std::byte* src, std::byte* to, std::size_t at, std::size_t bytes, Stores stores) {
   Lanes sums;
   const std::size_t head = std::min(bytes, (4 - at % 4) % 4);
   const std::size_t words = (bytes - head) / 4;
@@ -320,22 +330,27 @@ Lanes sum_in_block(const std::byte* src, std::byte* to, std::size_t at, std::siz
   if (head > 0) sum_part(src, at, head, sums);
   const std::uint32_t* table = kFingerprintTable.data() + (at + head) / 4;
   if (to == nullptr) {
-    sum_words<false>(src + head, nullptr, table, words, sums);
+    sum_words<Moves::kNone>(src + head, nullptr, table, words, sums);
   } else {
     std::memcpy(to, src, head);
-    sum_words<true>(src + head, to + head, table, words, sums);
+    if (stores == Stores::kStream && reinterpret_cast<std::uintptr_t>(to + head) % 4 == 0) {
+      sum_words<Moves::kStream>(src + head, to + head, table, words, sums);
+    } else {
+      sum_words<Moves::kCached>(src + head, to + head, table, words, sums);
+    }
     std::memcpy(to + head + 4 * words, src + head + 4 * words, tail);
   }
   if (tail > 0) sum_part(src + head + 4 * words, at + head + 4 * words, tail, sums);
   return sums;
 }
 
-FingerprintSum SumBytes(BlockFactors& factors, std::uint64_t offset, const std::byte* src, std::size_t bytes, std::byte* copy_to) {
+FingerprintSum SumBytes(BlockFactors& factors, std::uint64_t offset, const std::byte* src, std::size_t bytes, std::byte* copy_to,
+                        Stores stores) {
   FingerprintSum total;
   while (bytes > 0) {
     const std::size_t at = offset % kFingerprintBlockBytes;
     const std::size_t here = std::min<std::size_t>(bytes, kFingerprintBlockBytes - at);
-    const Lanes sums = sum_in_block(src, copy_to, at, here);
+    const Lanes sums = sum_in_block(src, copy_to, at, here, stores);
     const auto& kappa = factors.of(offset / kFingerprintBlockBytes);
     total.lanes[0] += sums.sum0 * kappa[0];
     total.lanes[1] += sums.sum1 * kappa[1];
@@ -377,9 +392,9 @@ void stream_fence() noexcept {
   hwy::FlushStream();
 }
 
-FingerprintSum sum_bytes(BlockFactors& factors, std::uint64_t offset, const std::byte* src, std::size_t bytes,
-                         std::byte* copy_to) noexcept {
-  return HWY_DYNAMIC_DISPATCH(SumBytes)(factors, offset, src, bytes, copy_to);
+FingerprintSum sum_bytes(BlockFactors& factors, std::uint64_t offset, const std::byte* src, std::size_t bytes, std::byte* copy_to,
+                         Stores stores) noexcept {
+  return HWY_DYNAMIC_DISPATCH(SumBytes)(factors, offset, src, bytes, copy_to, stores);
 }
 
 std::vector<std::string> simd_targets() {

@@ -35,8 +35,8 @@ void fill_bytes(std::byte* dst, std::int64_t bytes, std::uint32_t pattern, Store
 void stream_fence() noexcept;
 
 /// The fingerprint of `bytes` bytes that stand at `offset` of the tensor. With `copy_to`, they are also copied there.
-FingerprintSum sum_bytes(BlockFactors& factors, std::uint64_t offset, const std::byte* src, std::size_t bytes,
-                         std::byte* copy_to = nullptr) noexcept;
+FingerprintSum sum_bytes(BlockFactors& factors, std::uint64_t offset, const std::byte* src, std::size_t bytes, std::byte* copy_to = nullptr,
+                         Stores stores = Stores::kCached) noexcept;
 
 /// For tests: the instruction sets that this processor and this build have, and the choice of one of them ("" for the best).
 /// Not while another thread is in one of the kernels.

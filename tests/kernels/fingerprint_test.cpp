@@ -252,5 +252,37 @@ RC_GTEST_PROP(Fingerprint, PackingSumsWhatItMoves, ()) {
   RC_ASSERT(actual == expected);
 }
 
+/// Packs that are large enough to go around the caches, from and to memory that begins anywhere.
+TEST(Fingerprint, PackingMuchAtOnceSumsWhatItMovesOnEveryTarget) {
+  const std::vector<CopyDim> rows{{17, 5000, 4333}};
+  const std::vector<CopyDim> words{{130, 4, 800}, {200, 520, 4}};
+  const std::vector<StridedCopy> copies{StridedCopy::flat(0, 0, 70'001), StridedCopy::make(3, 0, 4321, rows),
+                                        StridedCopy::make(0, 0, 4, words)};
+  for (const StridedCopy& copy : copies) {
+    const naive::Reach reach = naive::reach(copy);
+    const Bytes src = naive::random_bytes(reach.src, 3);
+    for (const std::int64_t skew : {0, 1, 4, 20, 63}) {
+      StridedCopy offsets = copy;
+      offsets.dst_offset = 3 * skew;
+      FingerprintSum sum;
+      naive::each_byte(offsets, [&](std::int64_t at, std::int64_t offset) {
+        sum += by_byte(kWeightKey, static_cast<std::uint64_t>(offset), src[static_cast<std::size_t>(at)]);
+      });
+      StridedCopy skewed = copy;
+      skewed.dst_offset = skew;
+      Bytes expected(static_cast<std::size_t>(reach.dst + skew + 1), std::byte{0x5A});
+      const Bytes before = expected;
+      naive::move(skewed, src, expected);
+      for (const std::string& target : simd_targets()) {
+        force_simd_target(target);
+        Bytes actual = before;
+        EXPECT_EQ(copy_and_fingerprint(kWeightKey, skewed, offsets, src.data(), actual.data()), sum) << target << " " << skew;
+        EXPECT_EQ(actual, expected) << target << " " << skew << " " << skewed.to_string();
+      }
+      force_simd_target("");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace headrace

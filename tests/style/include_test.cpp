@@ -29,7 +29,7 @@ const std::map<std::string, std::vector<std::string>>& allowed_includes() {
         "sender_sdk/sender.h", "sender_sdk/report_json.h", "receiver/receiver.h", "cli/receiver_client.h", "cli/fingerprints.h",
         "cli/progress.h", "cli/output.h", "tests/oracle/"}},
       {"tests/oracle/", {}},
-      {"tests/", {"core/", "kernels/", "receiver/", "sender_sdk/", "cli/", "examples/"}},
+      {"tests/", {"core/", "kernels/", "receiver/", "sender_sdk/", "cli/", "examples/", "benchmarks/"}},
       {"benchmarks/", {"core/", "kernels/", "receiver/", "sender_sdk/"}},
   };
   return kAllowed;
@@ -48,6 +48,7 @@ const std::map<std::string, std::vector<std::string>>& third_party_homes() {
       {"gtest/", {"tests/"}},
       {"gmock/", {"tests/"}},
       {"rapidcheck", {"tests/"}},
+      {"benchmark/", {"benchmarks/"}},
   };
   return kHomes;
 }

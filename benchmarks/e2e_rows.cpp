@@ -1,0 +1,244 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "benchmarks/bare_pipeline.h"
+#include "benchmarks/measure.h"
+#include "benchmarks/receiver_process.h"
+#include "benchmarks/rows.h"
+#include "benchmarks/statistics.h"
+#include "benchmarks/v41_model.h"
+#include "core/wire/limits.h"
+#include "sender_sdk/sender.h"
+
+// From process to process through the public SDK. This process is the trainer; each rank is a process of its own. An update is timed from
+// open() to the return of finish(), when every rank has committed. The first update of a connection compiles the plan and is not counted.
+
+namespace headrace::bench {
+namespace {
+
+constexpr std::size_t kRounds = 5;
+
+/// Random words, so that no page and no line is like another.
+void fill(std::span<std::byte> bytes) {
+  std::uint64_t state = 41;
+  for (std::size_t i = 0; i + sizeof(state) <= bytes.size(); i += sizeof(state)) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    std::memcpy(bytes.data() + i, &state, sizeof(state));
+  }
+}
+
+/// A model's tensors in a trainer's memory: a memfd, which a sender packs from unless it was told of it, and reads in place if it was.
+struct Source {
+  Source(const std::string& model, std::int32_t ranks, Device& device)
+      : entries(sender_order(e2e_layout(model, ranks, 0), 1, false)),
+        map(entries),
+        memory(device.allocate({.bytes = static_cast<std::size_t>(map.bytes), .exportable = true, .touch = true, .label = "bench-source"})
+                   .value_or_throw()),
+        bytes(total_bytes(entries)) {
+    fill(memory->bytes());
+  }
+  std::vector<wire::ManifestEntry> entries;
+  SourceMap map;
+  std::unique_ptr<DeviceMemory> memory;
+  std::int64_t bytes;  // of the tensors, without gaps
+};
+
+/// A connection that sends the whole source again and again.
+class Trainer {
+ public:
+  Trainer(const std::string& job, const Source& source, bool fingerprints) : source_(&source), fingerprints_(fingerprints) {
+    SenderOptions options;
+    options.job = job;
+    options.fingerprints = fingerprints;
+    sender_ = Sender::connect(options).value_or_throw();
+    base_ = source.memory->data();
+    update_.version.run = fingerprints ? "bench" : "bench-nofp";
+    for (const wire::ManifestEntry& entry : source.entries) update_.entries.push_back({entry.name, entry.dtype, entry.shape, {}});
+  }
+
+  /// From now on the receivers read the source where it is.
+  void register_source(Device& device) {
+    base_ = sender_->adopt(device.export_memory(*source_->memory).value_or_throw(), source_->memory->size()).value_or_throw().data();
+  }
+
+  double update() {
+    UpdateOptions options = update_;
+    options.version.step = ++step_;
+    const double seconds = seconds_of([&] {
+      throw_if_error(sender_->open(std::move(options)));
+      for (std::size_t e = 0; e < source_->entries.size(); ++e) {
+        throw_if_error(sender_->add(source_->entries[e].name, {base_ + source_->map.offsets[e], {}}));
+      }
+      report_ = sender_->finish().value_or_throw();
+    });
+    if (report_.proven != fingerprints_) throw Error(Status(Code::kInternal, "an update is proven exactly when it has fingerprints"));
+    return seconds;
+  }
+
+  const UpdateReport& report() const noexcept { return report_; }
+
+ private:
+  const Source* source_;
+  bool fingerprints_;
+  std::unique_ptr<Sender> sender_;
+  const std::byte* base_ = nullptr;
+  UpdateOptions update_;
+  std::uint64_t step_ = 0;
+  UpdateReport report_;
+};
+
+std::string phases_text(const UpdateReport& report) {
+  const wire::Phases& p = report.phases_ms;
+  return fmt::format("{} buckets by {}; manifest {:.1f}, transfer {:.1f}, prepare {:.1f}, commit {:.1f} ms of the last", report.buckets,
+                     report.data_path, p.manifest, p.transfer, p.prepare, p.commit);
+}
+
+struct Kind {
+  bool in_place = false;
+  bool fingerprints = true;
+  std::string name() const { return std::string(in_place ? "e2e/registered" : "e2e/shm") + (fingerprints ? "" : "/nofp"); }
+};
+
+/// One of the four ways beside its bare pipeline.
+Row transfer_row(const Kind& kind, const std::string& job, const Source& source, BareSender& bare, Device& device) {
+  Trainer trainer(job, source, kind.fingerprints);
+  if (kind.in_place) trainer.register_source(device);
+  const std::array<TimedWork, 2> works{[&] { return trainer.update(); },
+                                       [&] { return bare.run(source.memory->bytes(), kind.in_place, kind.fingerprints); }};
+  const std::vector<std::vector<double>> seconds = interleave(kind.name(), kRounds, works);
+  const auto bytes = static_cast<double>(source.bytes);
+  const std::string pipeline = kind.in_place ? "bare apply" : "bare pipeline";
+  return Row{.name = kind.name(), .value = gigabytes_per_second(bytes, median(seconds[0])), .unit = "GB/s"}
+      .against(pipeline + (kind.fingerprints ? " with read-back" : ""), gigabytes_per_second(bytes, median(seconds[1])))
+      .ratio_at_least(0.90)
+      .remark(fmt::format("{:.2f} GB, {}; spread {:.0f} %", bytes / 1e9, phases_text(trainer.report()), spread(seconds[0]) * 100));
+}
+
+/// The four ways from one sender to one receiver. Rows that others are compared with are measured even if nobody asked for them.
+void transfer_rows(const Selection& selection, const Source& source, Device& device, std::vector<Row>& rows) {
+  const bool gain = selection.wants("e2e/registered/gain");
+  std::vector<Kind> kinds;
+  for (const Kind& kind : {Kind{false, true}, Kind{false, false}, Kind{true, true}, Kind{true, false}}) {
+    const bool compared = (gain && !kind.fingerprints) || (selection.wants("e2e/fanout") && kind.name() == "e2e/shm");
+    if (compared || selection.wants(kind.name())) kinds.push_back(kind);
+  }
+  if (kinds.empty()) return;
+  const std::string job = job_name("one");
+  const ReceiverProcess receiver({job, "v41"});
+  BareSender bare("v41", receiver, device);
+  const UniqueFd descriptor = device.export_memory(*source.memory).value_or_throw();
+  bare.attach_source(descriptor.get(), source.memory->size());
+  std::optional<double> packed;
+  std::optional<double> registered;
+  for (const Kind& kind : kinds) {
+    rows.push_back(transfer_row(kind, job, source, bare, device));
+    if (!kind.fingerprints) (kind.in_place ? registered : packed) = rows.back().value;
+  }
+  if (gain) {
+    rows.push_back(Row{.name = "e2e/registered/gain", .value = registered.value(), .unit = "GB/s"}
+                       .against("e2e/shm/nofp", packed.value())
+                       .ratio_at_least(1.5)
+                       .remark("both without fingerprints"));
+  }
+}
+
+void fanout_rows(const Selection& selection, const Source& source, std::vector<Row>& rows) {
+  if (!selection.wants("e2e/fanout")) return;
+  constexpr std::int32_t kRanks = 4;
+  const auto shm = std::find_if(rows.begin(), rows.end(), [](const Row& row) { return row.name == "e2e/shm"; });
+  const double shm_ms_per_gb = 1000 / shm->value;
+  const std::string job = job_name("four");
+  std::vector<std::unique_ptr<ReceiverProcess>> receivers;
+  for (std::int32_t r = 0; r < kRanks; ++r) {
+    receivers.push_back(std::make_unique<ReceiverProcess>(ReceiverProcess::Options{job, "v41", r, kRanks}));
+  }
+  Trainer trainer(job, source, true);
+  const std::array<TimedWork, 1> works{[&] { return trainer.update(); }};
+  const double seconds = median(interleave("e2e/fanout", kRounds, works).front());
+  const UpdateReport& report = trainer.report();
+  rows.push_back(Row{.name = "e2e/fanout", .value = seconds * 1e12 / static_cast<double>(report.applied_bytes), .unit = "ms"}
+                     .against("e2e/shm", shm_ms_per_gb)
+                     .ratio_at_most(1.20)
+                     .remark(fmt::format("a GB applied, {:.2f} GB in {} ranks; {}", static_cast<double>(report.applied_bytes) / 1e9, kRanks,
+                                         phases_text(report))));
+  rows.push_back(Row{.name = "e2e/fanout/wire", .value = static_cast<double>(report.wire_bytes), .unit = "bytes"}
+                     .against("wanted", static_cast<double>(source.bytes))
+                     .ratio_exactly_one()
+                     .remark("packed once, however many ranks read it"));
+}
+
+void memory_rows(const Selection& selection, const Source& source, std::vector<Row>& rows) {
+  const bool growth = selection.wants("e2e/memory/growth");
+  if (!selection.wants("e2e/memory") && !growth) return;
+  constexpr std::size_t kUpdates = 50;
+  constexpr double kMiB = 1 << 20;
+  const std::string job = job_name("memory");
+  const ReceiverProcess receiver({job, "v41"});
+  const auto resident = [&] { return static_cast<double>(receiver.status_bytes("RssAnon") + receiver.status_bytes("RssShmem")); };
+  const double before = resident();
+  Trainer trainer(job, source, true);
+  trainer.update();
+  const double first = resident();
+  if (growth)
+    for (std::size_t i = 0; i < kUpdates; ++i) trainer.update();
+  const auto extra = static_cast<double>(receiver.memory_extra_bytes_max());
+  constexpr double kAllowed = 2.0 * static_cast<double>(limits::kBucketBytesDefault) / kMiB + 64;
+  rows.push_back(Row{.name = "e2e/memory", .value = extra / kMiB, .unit = "MiB"}.value_at_most(kAllowed).remark(
+      fmt::format("the receiver's own figure; of the kernel: {:.1f} MiB more resident after the first update than before, peak of the "
+                  "process {:.0f} MiB",
+                  (first - before) / kMiB, static_cast<double>(receiver.status_bytes("VmHWM")) / kMiB)));
+  if (!growth) return;
+  rows.push_back(Row{.name = "e2e/memory/growth", .value = (resident() - first) / kMiB, .unit = "MiB"}.value_at_most(0).remark(
+      fmt::format("resident after {} more updates", kUpdates)));
+}
+
+void tiny_rows(const Selection& selection, Device& device, std::vector<Row>& rows) {
+  if (selection.wants("e2e/tiny")) {
+    constexpr std::size_t kTensors = 100'000;
+    const std::string model = fmt::format("tiny:{}", kTensors);
+    const std::string job = job_name("tiny");
+    const Source source(model, 1, device);
+    const ReceiverProcess receiver({job, model});
+    Trainer trainer(job, source, true);
+    const std::array<TimedWork, 1> works{[&] { return trainer.update(); }};
+    const std::vector<double> seconds = interleave("e2e/tiny", 9, works).front();
+    rows.push_back(
+        Row{.name = "e2e/tiny", .value = median(seconds) * 1e6 / static_cast<double>(kTensors), .unit = "us"}.value_at_most(1.5).remark(
+            fmt::format("a tensor of 4 KiB, {} of them; {}", kTensors, phases_text(trainer.report()))));
+  }
+  if (selection.wants("e2e/idle")) {
+    const std::string job = job_name("idle");
+    const Source source("tiny:1", 1, device);
+    const ReceiverProcess receiver({job, "tiny:1"});
+    Trainer trainer(job, source, true);
+    const std::array<TimedWork, 1> works{[&] { return trainer.update(); }};
+    const std::vector<double> seconds = interleave("e2e/idle", 199, works).front();
+    rows.push_back(Row{.name = "e2e/idle", .value = median(seconds) * 1e3, .unit = "ms"}.value_at_most(1).remark(
+        fmt::format("an update of one tensor of 4 KiB; {}", phases_text(trainer.report()))));
+  }
+}
+
+}  // namespace
+
+void e2e_rows(const Selection& selection, std::vector<Row>& rows) {
+  const std::unique_ptr<Device> device = make_host_device();
+  std::vector<Row> measured;
+  if (std::any_of(row_names().begin(), row_names().end(), [&](const std::string& name) {
+        return name.starts_with("e2e/") && name != "e2e/tiny" && name != "e2e/idle" && selection.wants(name);
+      })) {
+    const Source source("v41", 1, *device);
+    transfer_rows(selection, source, *device, measured);
+    fanout_rows(selection, source, measured);
+    memory_rows(selection, source, measured);
+  }
+  tiny_rows(selection, *device, measured);
+  std::copy_if(measured.begin(), measured.end(), std::back_inserter(rows), [&](const Row& row) { return selection.wants(row.name); });
+}
+
+}  // namespace headrace::bench

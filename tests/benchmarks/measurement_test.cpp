@@ -100,14 +100,14 @@ TEST(SenderOrder, OfV41HasTheNamesOfThePublishedCheckpointWithoutDraftsAndTables
 }
 
 TEST(SenderOrder, BringsASlotOfAllTrainerRanksBeforeTheNext) {
-  const ModelLayout layout = experts_only(v41_layout({.layers = 1, .experts = 4}, 1, 0));
+  const ModelLayout layout = experts_only(v41_layout({.layers = 1, .experts = 8}, 1, 0));
   std::vector<std::string> names;
   for (const wire::ManifestEntry& entry : sender_order(layout, 2, false)) names.push_back(entry.name);
   const auto at = [](int expert, const std::string& leaf) { return "layers.0.ffn.experts." + std::to_string(expert) + "." + leaf; };
   std::vector<std::string> expected;
-  for (const int slot : {0, 1}) {
+  for (const int slot : {0, 1, 2, 3}) {
     for (const std::string w : {"w1", "w3", "w2"}) {
-      for (const int expert : {slot, slot + 2}) {
+      for (const int expert : {slot, slot + 4}) {
         expected.push_back(at(expert, w + ".weight"));
         expected.push_back(at(expert, w + ".scale"));
       }

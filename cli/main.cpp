@@ -33,8 +33,8 @@ void add_serve(CLI::App& app, std::function<ExitCode()>& action) {
   auto* checkpoint =
       verb->add_option("--checkpoint", options->checkpoint, "checkpoint whose headers and config say what the model is")->type_name("DIR");
   config->excludes(checkpoint);
-  verb->add_option("--family", options->family, "auto, deepseek_v4 or dense")->capture_default_str();
-  verb->add_option("--variant", options->variant, "plain or padded")->capture_default_str();
+  verb->add_option("--family", options->family, "auto, deepseek_v4, fused_moe or dense")->capture_default_str();
+  verb->add_option("--variant", options->variant, "the form that the engine keeps the weights in: words of the family joined by +")->capture_default_str();
   verb->add_option("--layout", options->layout, "how ranks divide the model: ep4, tp2, tp2,ep4")->capture_default_str();
   verb->add_option("--rank", options->rank, "which of them this is")->capture_default_str();
   verb->add_option("--engine", options->engine, "name of the engine")->capture_default_str();

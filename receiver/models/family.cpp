@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 
 #include "core/wire/limits.h"
@@ -22,6 +23,15 @@ std::optional<std::int32_t> degree(std::string_view part, std::string_view prefi
   if (error != std::errc() || end != part.data() + part.size() || part.front() == '0' || value < 1 || value > kRanksMax)
     return std::nullopt;
   return value;
+}
+
+/// What "auto" means: by model_type where there is a config.json, the tensors as they are without one.
+std::string_view family_of(const JsonValue* config) {
+  constexpr std::array<std::string_view, 6> kFusedMoe{"mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"};
+  if (config == nullptr) return "dense";
+  const std::string type = model_type_of(*config);
+  if (is_deepseek_v4(type)) return "deepseek_v4";
+  return std::find(kFusedMoe.begin(), kFusedMoe.end(), type) == kFusedMoe.end() ? "dense" : "fused_moe";
 }
 
 }  // namespace
@@ -64,13 +74,13 @@ Result<std::vector<std::string>> variant_words(std::string_view family, std::str
 
 Result<ModelLayout> build_model(const ModelRequest& request, const JsonValue* config, std::span<const CheckpointTensor> tensors) {
   std::string family = request.family;
-  if (family == "auto") family = config != nullptr && is_deepseek_v4(model_type_of(*config)) ? "deepseek_v4" : "dense";
+  if (family == "auto") family = family_of(config);
   if (family == "dense") return build_dense(request, config, tensors);
-  if (family != "deepseek_v4") {
-    return Status(Code::kUnsupported, fmt::format("family {} not built: expected auto, deepseek_v4 or dense", request.family));
+  if (family != "deepseek_v4" && family != "fused_moe") {
+    return Status(Code::kUnsupported, fmt::format("family {} not built: expected auto, deepseek_v4, fused_moe or dense", request.family));
   }
-  if (config == nullptr) return Status(Code::kInvalidArgument, "family deepseek_v4 not built: there is no config.json");
-  return build_deepseek_v4(request, *config);
+  if (config == nullptr) return Status(Code::kInvalidArgument, fmt::format("family {} not built: there is no config.json", family));
+  return family == "fused_moe" ? build_fused_moe(request, *config, tensors) : build_deepseek_v4(request, *config);
 }
 
 }  // namespace headrace

@@ -2,17 +2,33 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
 #include "core/base/check.h"
 
 namespace headrace {
+namespace {
+
+constexpr std::array kConvertible{Dtype::kF32, Dtype::kF16, Dtype::kBF16};
+
+bool is_convertible(Dtype dtype) {
+  return std::find(kConvertible.begin(), kConvertible.end(), dtype) != kConvertible.end();
+}
+
+}  // namespace
 
 LayoutWriter::LayoutWriter(std::string family, const ModelRequest& request) {
   layout_.family = std::move(family);
   layout_.variant = request.variant;
   layout_.parallel = request.parallel;
   layout_.rank = request.rank;
+  dtype_ = request.dtype;
+  if (dtype_ && !is_convertible(*dtype_)) {
+    fail(Status(Code::kInvalidArgument, fmt::format("layout of {}: floating-point tensors kept as {}, expected F32, F16 or BF16",
+                                                    layout_.family, dtype_name(*dtype_))));
+  }
   if (request.rank < 0 || request.rank >= request.parallel.ranks()) {
     fail(Status(Code::kInvalidArgument, fmt::format("layout {} of {}: rank {} of {}", request.parallel.to_string(), layout_.family,
                                                     request.rank, request.parallel.ranks())));
@@ -30,6 +46,19 @@ std::int64_t LayoutWriter::divide(std::int64_t size, std::int64_t by, std::strin
     return 0;
   }
   return size / by;
+}
+
+Dtype LayoutWriter::keep(TensorRule& rule, Dtype checkpoint, bool convert) {
+  rule.dtypes = {checkpoint};
+  if (checkpoint == Dtype::kF8E8M0) rule.dtypes = {Dtype::kU8, Dtype::kF8E8M0};
+  if (checkpoint == Dtype::kU8) rule.dtypes = {Dtype::kU8, Dtype::kI8};
+  if (checkpoint == Dtype::kI8) rule.dtypes = {Dtype::kI8, Dtype::kU8};
+  if (convert && dtype_ && is_convertible(checkpoint)) {
+    rule.dtypes = {*dtype_};
+    for (const Dtype other : kConvertible)
+      if (other != *dtype_) rule.casts.push_back(other);
+  }
+  return rule.dtypes.front();
 }
 
 std::uint32_t LayoutWriter::storage(std::string name, Dtype dtype, Shape shape, std::string_view scope, std::vector<std::int64_t> strides) {
@@ -87,6 +116,11 @@ StridedCopy place_box(std::span<const std::int64_t> shape, const Box& box, std::
     dims.push_back({box.hi[d] - box.lo[d], src[d], dst[d]});
   }
   return coalesce(StridedCopy::make(src_offset, dst_offset, elem_bytes, dims));
+}
+
+StridedCopy zero_rows(std::span<const std::int64_t> shape, std::int64_t elem_bytes, std::int64_t first, std::int64_t last) {
+  const std::int64_t row = packed_strides(shape, elem_bytes).front();
+  return nest_of(0, first * row, (last - first) * row, {});
 }
 
 Box part_of(std::span<const std::int64_t> shape, std::size_t dimension, std::int64_t index, std::int64_t parts) {

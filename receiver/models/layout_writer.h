@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,6 +25,11 @@ class LayoutWriter {
   std::int64_t divide(std::int64_t size, std::int64_t by, std::string_view what);
   const Status& status() const noexcept { return status_; }
 
+  /// Says which dtypes `rule` takes for a tensor that the checkpoint has in `checkpoint`, and gives the dtype that storage holds: that of
+  /// the request when both are of F32, F16 and BF16, the others of these then being converted; else the checkpoint's own. E8M0 lives as U8,
+  /// and packed bytes are taken with and without a sign: a numeric conversion would destroy them.
+  Dtype keep(TensorRule& rule, Dtype checkpoint, bool convert = true);
+
   /// A storage of this rank, contiguous unless `strides` (elements) say otherwise. `scope` is the model that owns it.
   std::uint32_t storage(std::string name, Dtype dtype, Shape shape, std::string_view scope = "target",
                         std::vector<std::int64_t> strides = {});
@@ -40,6 +46,7 @@ class LayoutWriter {
 
  private:
   ModelLayout layout_;
+  std::optional<Dtype> dtype_;
   Status status_;
 };
 
@@ -50,6 +57,9 @@ StridedCopy nest_of(std::int64_t src_offset, std::int64_t dst_offset, std::int64
 /// destination of `dst_shape`, both of `elem_bytes`: slices, stacked parts, padded parameters. Precondition: equal ranks, the part fits.
 StridedCopy place_box(std::span<const std::int64_t> shape, const Box& box, std::span<const std::int64_t> dst_shape,
                       std::span<const std::int64_t> corner, std::int64_t elem_bytes);
+
+/// Zeros over the rows [first, last) of dimension 0 of a row-major storage of `shape`.
+StridedCopy zero_rows(std::span<const std::int64_t> shape, std::int64_t elem_bytes, std::int64_t first, std::int64_t last);
 
 /// The part `index` of `parts` equal ones of a tensor along `dimension`. Precondition: it divides.
 Box part_of(std::span<const std::int64_t> shape, std::size_t dimension, std::int64_t index, std::int64_t parts);

@@ -55,6 +55,7 @@ struct FamilyMatrix {
 };
 
 FamilyMatrix deepseek_v4_matrix();
+FamilyMatrix fused_moe_matrix();
 FamilyMatrix dense_matrix();
 
 inline CheckpointTensor matrix_tensor(std::string name, Dtype dtype, Shape shape) {

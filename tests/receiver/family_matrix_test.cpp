@@ -11,7 +11,7 @@ namespace headrace::testing {
 namespace {
 
 std::vector<FamilyMatrix> all_matrices() {
-  return {deepseek_v4_matrix(), dense_matrix()};
+  return {deepseek_v4_matrix(), fused_moe_matrix(), dense_matrix()};
 }
 
 std::vector<Combination> combinations(const FamilyMatrix& matrix) {

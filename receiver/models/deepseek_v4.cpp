@@ -2,25 +2,39 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <unordered_set>
 #include <utility>
 
 #include "receiver/models/deepseek_v4_config.h"
+#include "receiver/models/deepseek_v4_draft.h"
 #include "receiver/models/deepseek_v4_experts.h"
 #include "receiver/models/deepseek_v4_names.h"
 #include "receiver/models/deepseek_v4_parts.h"
+#include "receiver/models/deepseek_v4_vision.h"
 #include "receiver/models/family.h"
 
 namespace headrace {
 namespace {
 
 constexpr std::string_view kFamily = "deepseek_v4";
-constexpr std::array<std::string_view, 2> kWords{"plain", "padded"};
+constexpr std::string_view kDraftScope = "draft";
+constexpr std::string_view kVisionScope = "vision";
+constexpr std::array<std::string_view, 4> kWords{"plain", "padded", "sglang", "fused_shared"};
 
 bool holds(const std::vector<std::int64_t>& list, std::int64_t value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
 bool holds(const std::vector<std::string>& list, std::string_view value) {
   return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+DeepseekV4Naming naming_of(const DeepseekV4Config& config, const ModelRequest& request, const std::vector<std::string>& words) {
+  DeepseekV4Loader loader = DeepseekV4Loader::kText;
+  if (holds(request.scopes, kVisionScope)) loader = DeepseekV4Loader::kImages;
+  if (holds(words, "sglang")) loader = DeepseekV4Loader::kSglang;
+  return {
+      .loader = loader, .experts = static_cast<std::int32_t>(config.experts), .linear_scale = config.linear_scale, .hc_head = !config.v41};
 }
 
 /// Lists the tensors of the model, block by block. A block is named by the prefix of its checkpoint names, e.g. "layers.3.".
@@ -30,38 +44,88 @@ class LayoutBuilder {
       : c_(config),
         request_(request),
         words_(std::move(words)),
-        naming_{.experts = static_cast<std::int32_t>(config.experts), .linear_scale = config.linear_scale, .hc_head = !config.v41},
+        naming_(naming_of(config, request, words_)),
         writer_(std::string(kFamily), request),
         parts_(
             writer_, config, [this](std::string_view name) { return map_deepseek_v4_name(naming_, name).name; }, "target"),
-        padded_(holds(words_, "padded") ? (config.intermediate + 511) / 512 * 512 : config.intermediate) {}
+        form_{.padded = holds(words_, "padded") ? (config.intermediate + 511) / 512 * 512 : config.intermediate,
+              .two_scales = holds(words_, "sglang")} {}
 
-  Result<ModelLayout> build() {
+  Result<ModelLayout> build(const std::optional<DeepseekV4Draft>& draft, const std::optional<DeepseekV4Vision>& vision) {
     writer_.divide(c_.heads * c_.head_dim, c_.o_groups, "num_attention_heads * head_dim");
     if (!writer_.status().ok()) return writer_.status();
     top();
     for (std::int64_t l = 0; l < c_.layers && writer_.status().ok(); ++l) {
-      const std::string block = fmt::format("layers.{}.", l);
-      attention(parts_, block);
+      const std::string layer = fmt::format("layers.{}.", l);
       if (c_.v41) {
-        sparse_attention_v41(l, block);
-        engram(l, block);
+        sparse_attention_v41(l, layer);
+        engram(l, layer);
       } else {
-        sparse_attention_v4(l, block);
+        sparse_attention_v4(l, layer);
       }
-      router(parts_, block, c_.experts, l < c_.hash_layers);
-      shared_experts(parts_, block);
-      hyper_connections(parts_, block);
-      routed_experts(parts_, block, c_.experts);
+      block(parts_, layer, c_.experts, request_.redundant_experts, l < c_.hash_layers);
     }
-    std::unordered_set<std::string> params(tables_.begin(), tables_.end());
-    for (const StorageSpec& storage : writer_.layout().storages) params.insert(storage.name);
-    writer_.layout().scan = deepseek_v4_scan(naming_, std::move(params), std::move(tables_));
+    if (vision) {
+      const Parts images(
+          writer_, c_, [this](std::string_view name) { return map_deepseek_v4_name(naming_, name).name; }, std::string(kVisionScope));
+      write_deepseek_v4_vision(images, *vision);
+    }
+    NameScan draft_scan;
+    if (draft) draft_scan = add_draft(*draft);
+    NameScan scan = deepseek_v4_scan(naming_, params_of([](std::string_view scope) { return scope != kDraftScope; }), std::move(ignored_));
+    writer_.layout().scan = draft ? either(std::move(scan), std::move(draft_scan)) : std::move(scan);
     return std::move(writer_).finish();
   }
 
  private:
   using Parts = DeepseekV4Parts;
+
+  /// What every block has, of the backbone or of the draft.
+  void block(const Parts& parts, const std::string& name, std::int64_t experts, std::int32_t redundant, bool hashed) {
+    attention(parts, name);
+    router(parts, name, experts, hashed);
+    if (holds(words_, "fused_shared")) {
+      write_deepseek_v4_fused_shared(parts, name, form_.padded);
+    } else {
+      shared_experts(parts, name);
+    }
+    hyper_connections(parts, name);
+    routed_experts(parts, name, experts, redundant);
+  }
+
+  /// A second model beside the target with experts of its own. Answers with its loader.
+  NameScan add_draft(const DeepseekV4Draft& draft) {
+    DeepseekV4Naming naming = naming_;
+    naming.loader = DeepseekV4Loader::kDraft;
+    naming.experts = static_cast<std::int32_t>(draft.experts);
+    const Parts parts(
+        writer_, c_, [&naming](std::string_view name) { return map_deepseek_v4_name(naming, name).name; }, std::string(kDraftScope));
+    for (std::int64_t s = 0; s < draft.stages && writer_.status().ok(); ++s) {
+      block(parts, fmt::format("mtp.{}.", s), draft.experts, 0, false);
+    }
+    write_deepseek_v4_draft(parts, draft, parts_);
+    return deepseek_v4_scan(naming, params_of([](std::string_view scope) { return scope == kDraftScope; }), ignored_);
+  }
+
+  /// Two models see every name: what the one drops may be the other's.
+  static NameScan either(NameScan target, NameScan draft) {
+    return [target = std::move(target), draft = std::move(draft)](std::string_view name) {
+      ScanAnswer answer = target(name);
+      return answer.kind == ScanAnswer::Kind::kDropped ? draft(name) : answer;
+    };
+  }
+
+  /// The parameters that a loader knows: of all rules in these scopes, and those that this family ignores.
+  template <class Scopes>
+  std::unordered_set<std::string> params_of(const Scopes& scopes) {
+    std::unordered_set<std::string> params(ignored_.begin(), ignored_.end());
+    const auto add = [&](const TensorRule& rule) {
+      if (scopes(rule.scope)) params.insert(rule.param);
+    };
+    for (const NamedRule& named : writer_.layout().named) add(named.rule);
+    for (const ExpertRule& expert : writer_.layout().expert_rules) add(expert.rule);
+    return params;
+  }
 
   void top() {
     parts_.tensor("embed.weight", Dtype::kBF16, {c_.vocab, c_.hidden});
@@ -130,9 +194,9 @@ class LayoutBuilder {
     parts_.linear(engram + "wkv", (c_.hc_mult + 1) * c_.hidden, c_.engram_width);
     parts_.tensor(engram + "q_weight", Dtype::kBF16, {c_.hc_mult, c_.hidden});
     parts_.tensor(engram + "k_weight", Dtype::kBF16, {c_.hc_mult, c_.hidden});
-    // The tables themselves are host resident and no part of this layout; their names are known, so that the scan drops them.
-    tables_.insert(parts_.param_of(engram + "embed.weight"));
-    tables_.insert(parts_.param_of(engram + "embed.scale"));
+    // The tables themselves live in host memory with an owner of their own; their names are known, so that the scan drops them.
+    ignored_.insert(parts_.param_of(engram + "embed.weight"));
+    ignored_.insert(parts_.param_of(engram + "embed.scale"));
   }
 
   /// `hashed`: the layer routes by a table of token ids.
@@ -164,11 +228,14 @@ class LayoutBuilder {
     }
   }
 
-  void routed_experts(const Parts& parts, const std::string& block, std::int64_t experts) {
-    const Result<ExpertMap> map = ExpertMap::initial(static_cast<std::int32_t>(experts), request_.redundant_experts,
-                                                     request_.rank % request_.parallel.ep, request_.parallel.ep);
+  void routed_experts(const Parts& parts, const std::string& block, std::int64_t experts, std::int32_t redundant) {
+    const Result<ExpertMap> map =
+        ExpertMap::initial(static_cast<std::int32_t>(experts), redundant, request_.rank % request_.parallel.ep, request_.parallel.ep);
     if (!map.ok()) return writer_.fail(map.status());
-    write_deepseek_v4_experts(parts, block, writer_.expert_map(map.value()), {.padded = padded_});
+    const DeepseekV4ExpertFormat format = c_.expert_format_of(block);
+    write_deepseek_v4_experts(parts, block, writer_.expert_map(map.value()), format, form_);
+    // Of the activations before the first matrix the engine computes a scale itself; checkpoints bring one all the same.
+    if (format == DeepseekV4ExpertFormat::kNvfp4) ignored_.insert(parts.param_of(block + "ffn.experts.w13_input_scale"));
   }
 
   const DeepseekV4Config& c_;
@@ -177,25 +244,52 @@ class LayoutBuilder {
   DeepseekV4Naming naming_;
   LayoutWriter writer_;
   Parts parts_;
-  std::int64_t padded_;  // P: rows of one half of L1 and columns of L2, as the kernel has them
-  std::unordered_set<std::string> tables_;
+  DeepseekV4ExpertForm form_;
+  std::unordered_set<std::string> ignored_;  // parameters that loaders know and this layout has no storage for
 };
+
+/// Words that a variant has one of: the form that the experts are kept in.
+Status check_words(const ModelRequest& request, const std::vector<std::string>& words) {
+  const auto refused = [&](std::string_view reason) {
+    return Status(Code::kUnsupported, fmt::format("variant {} of {}: {}", request.variant, kFamily, reason));
+  };
+  constexpr std::array<std::string_view, 3> kForms{"plain", "padded", "sglang"};
+  if (std::count_if(kForms.begin(), kForms.end(), [&](std::string_view form) { return holds(words, form); }) != 1) {
+    return refused("expected one of plain, padded and sglang");
+  }
+  if (!holds(words, "sglang")) return ok_status();
+  if (holds(words, "fused_shared")) return refused("shared experts are fused by vLLM only");
+  for (const std::string_view scope : {kDraftScope, kVisionScope}) {
+    if (holds(request.scopes, scope)) return refused(fmt::format("scope {} is laid out for vLLM only", scope));
+  }
+  return ok_status();
+}
 
 }  // namespace
 
 Result<ModelLayout> build_deepseek_v4(const ModelRequest& request, const JsonValue& json) {
   Result<std::vector<std::string>> words = variant_words(kFamily, request.variant, kWords);
   if (!words.ok()) return words.status();
-  if (words.value().size() != 1) {
-    return Status(Code::kUnsupported, fmt::format("variant {} of {}: plain and padded exclude each other", request.variant, kFamily));
-  }
+  HEADRACE_RETURN_IF_ERROR(check_words(request, words.value()));
   if (request.parallel.tp != 1) {
     return Status(Code::kUnsupported, fmt::format("layout {} of {}: dense tensors of this family are replicated, tp {} would cut them",
                                                   request.parallel.to_string(), kFamily, request.parallel.tp));
   }
   Result<DeepseekV4Config> config = read_deepseek_v4_config(json);
   if (!config.ok()) return config.status();
-  return LayoutBuilder(config.value(), request, std::move(words).value()).build();
+  std::optional<DeepseekV4Draft> draft;
+  if (holds(request.scopes, kDraftScope)) {
+    Result<DeepseekV4Draft> read = read_deepseek_v4_draft(json);
+    if (!read.ok()) return read.status();
+    draft = read.value();
+  }
+  std::optional<DeepseekV4Vision> vision;
+  if (holds(request.scopes, kVisionScope)) {
+    Result<DeepseekV4Vision> read = read_deepseek_v4_vision(json);
+    if (!read.ok()) return read.status();
+    vision = read.value();
+  }
+  return LayoutBuilder(config.value(), request, std::move(words).value()).build(draft, vision);
 }
 
 }  // namespace headrace

@@ -1,7 +1,9 @@
 #include "receiver/models/deepseek_v4_config.h"
 
 #include <fmt/format.h>
+#include <fnmatch.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace headrace {
@@ -13,10 +15,12 @@ constexpr std::int64_t kLayersMax = 4096;
 constexpr std::int64_t kExpertsMax = 1 << 16;
 constexpr std::int64_t kSharedExpertsMax = 1 << 10;
 
-/// Looks a key up in the text model's part first, then at the top. The first failure sticks; later answers are then meaningless.
+/// Looks a key up in one part of the model (the text's, unless said otherwise) first, then at the top. The first failure sticks; later
+/// answers are then meaningless.
 class ConfigReader {
  public:
-  explicit ConfigReader(const JsonValue& root) : root_(&root), text_(root.find("text_config")) {}
+  explicit ConfigReader(const JsonValue& root) : ConfigReader(root, "text_config") {}
+  ConfigReader(const JsonValue& root, std::string_view part) : root_(&root), text_(root.find(part)) {}
 
   const JsonValue* find(std::string_view key) const {
     const JsonValue* found = text_ != nullptr ? text_->find(key) : nullptr;
@@ -110,6 +114,39 @@ void read_layer_lists(ConfigReader& reader, DeepseekV4Config& config) {
   config.engram_width = ngram_sizes * reader.integer("engram_n_heads", 1, 4096) * reader.integer("engram_head_dim", 1, 1 << 16);
 }
 
+void read_expert_format(ConfigReader& reader, const JsonValue& quantization, DeepseekV4Config& config) {
+  const JsonValue* expert_dtype = quantization.find("expert_dtype");
+  if (expert_dtype == nullptr) expert_dtype = reader.find("expert_dtype");
+  const std::string* name = expert_dtype == nullptr ? nullptr : expert_dtype->as_string();
+  if (name == nullptr) {
+    reader.fail("expert_dtype is missing or no string");
+  } else if (*name == "bf16") {
+    config.expert_format = DeepseekV4ExpertFormat::kBf16;
+  } else if (*name != "fp4") {
+    reader.fail(fmt::format("expert_dtype is {}, the family has fp4 and bf16", *name), Code::kUnsupported);
+  }
+  const JsonValue* algorithm = quantization.find("moe_quant_algo");
+  if (algorithm == nullptr || algorithm->is_null()) return;
+  const std::string* algorithm_name = algorithm->as_string();
+  if (algorithm_name == nullptr || *algorithm_name != "NVFP4") {
+    reader.fail(fmt::format("quantization_config.moe_quant_algo is {}, the family has NVFP4",
+                            algorithm_name == nullptr ? algorithm->kind() : std::string_view(*algorithm_name)),
+                Code::kUnsupported);
+    return;
+  }
+  config.expert_format = DeepseekV4ExpertFormat::kNvfp4;
+  const JsonValue* ignore = quantization.find("ignore");
+  if (ignore == nullptr || ignore->is_null()) return;
+  const JsonValue::Array* patterns = ignore->as_array();
+  if (patterns == nullptr) {
+    reader.fail(fmt::format("quantization_config.ignore is of kind {}, expected an array", ignore->kind()));
+    return;
+  }
+  for (const JsonValue& pattern : *patterns) {
+    if (const std::string* text = pattern.as_string()) config.not_nvfp4.push_back(*text);
+  }
+}
+
 void read_quantization(ConfigReader& reader, DeepseekV4Config& config) {
   const JsonValue* quantization = reader.find("quantization_config");
   if (quantization == nullptr) {
@@ -128,18 +165,28 @@ void read_quantization(ConfigReader& reader, DeepseekV4Config& config) {
   }
   config.block = sizes[0];
 
-  const JsonValue* expert_dtype = quantization->find("expert_dtype");
-  if (expert_dtype == nullptr) expert_dtype = reader.find("expert_dtype");
-  const std::string* name = expert_dtype == nullptr ? nullptr : expert_dtype->as_string();
-  if (name == nullptr) {
-    reader.fail("expert_dtype is missing or no string");
-  } else if (*name != "fp4") {
-    reader.fail(fmt::format("expert_dtype is {}, the family has fp4", *name), Code::kUnsupported);
-  }
+  read_expert_format(reader, *quantization, config);
   config.linear_scale = config.block == 32 ? "weight_scale" : "weight_scale_inv";
 }
 
 }  // namespace
+
+std::string_view to_string(DeepseekV4ExpertFormat format) {
+  switch (format) {
+    case DeepseekV4ExpertFormat::kMxfp4: return "fp4";
+    case DeepseekV4ExpertFormat::kNvfp4: return "nvfp4";
+    case DeepseekV4ExpertFormat::kBf16: return "bf16";
+  }
+  return "";
+}
+
+DeepseekV4ExpertFormat DeepseekV4Config::expert_format_of(const std::string& prefix) const {
+  if (expert_format != DeepseekV4ExpertFormat::kNvfp4) return expert_format;
+  const std::string name = prefix + "ffn.experts";
+  const bool ignored = std::any_of(not_nvfp4.begin(), not_nvfp4.end(),
+                                   [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
+  return ignored ? DeepseekV4ExpertFormat::kMxfp4 : expert_format;
+}
 
 std::string model_type_of(const JsonValue& config) {
   const JsonValue* type = config.find("model_type");
@@ -165,6 +212,40 @@ Result<DeepseekV4Config> read_deepseek_v4_config(const JsonValue& json) {
   read_quantization(reader, config);
   if (!reader.status().ok()) return reader.status();
   return config;
+}
+
+Result<DeepseekV4Draft> read_deepseek_v4_draft(const JsonValue& json) {
+  ConfigReader reader(json);
+  if (model_type_of(json) == "deepseek_v4" || reader.find("dspark_target_layer_ids") == nullptr) {
+    reader.fail("scope draft: a draft of DeepSeek-V4.1 (dspark_target_layer_ids) is what the family has", Code::kUnsupported);
+    return reader.status();
+  }
+  DeepseekV4Draft draft;
+  draft.stages = reader.integer("num_nextn_predict_layers", 1, kLayersMax);
+  draft.targets = std::ssize(reader.list("dspark_target_layer_ids", 0, kLayersMax));
+  draft.markov_rank = reader.size("dspark_markov_rank");
+  // 0 or absent: as many as the target has.
+  draft.experts = reader.find("dspark_n_routed_experts") == nullptr ? 0 : reader.integer("dspark_n_routed_experts", 0, kExpertsMax);
+  if (draft.experts == 0) draft.experts = reader.integer("n_routed_experts", 1, kExpertsMax);
+  if (draft.targets == 0) reader.fail("dspark_target_layer_ids is empty");
+  if (!reader.status().ok()) return reader.status();
+  return draft;
+}
+
+Result<DeepseekV4Vision> read_deepseek_v4_vision(const JsonValue& json) {
+  ConfigReader reader(json, "vision_config");
+  if (json.find("text_config") == nullptr || json.find("vision_config") == nullptr) {
+    reader.fail("scope vision: there is no text_config beside a vision_config", Code::kUnsupported);
+    return reader.status();
+  }
+  DeepseekV4Vision vision;
+  vision.blocks = reader.integer("num_hidden_layers", 1, kLayersMax);
+  vision.width = reader.size("hidden_size");
+  vision.intermediate = reader.size("intermediate_size");
+  vision.patch = reader.integer("patch_size", 1, 1 << 10);
+  vision.downsample = reader.integer("downsample_ratio", 1, 1 << 10);
+  if (!reader.status().ok()) return reader.status();
+  return vision;
 }
 
 }  // namespace headrace

@@ -85,6 +85,29 @@ struct ConstantRule {
   std::uint32_t constant = 0;  // 4-byte pattern
 };
 
+/// Global scales of which the engine keeps one for two tensors: expert by expert, the values of `<prefix><expert>.<first>` and
+/// `<prefix><expert>.<second>` must be equal, each a number of the rule that has the name. Values travel in MANIFEST, since no single rank
+/// need have the bytes of both before it accepts.
+struct PairedValues {
+  std::uint32_t map = 0;  // index into ModelLayout::experts
+  std::string prefix;
+  std::string first;
+  std::string second;
+  double tolerance = 0;  // of the greater one
+};
+
+/// A number that captured graphs have by value, so that an update must not change it: the greatest of the values of
+/// `<prefix><expert>.<suffix>` over all experts of `map`, of all ranks. A reduction, never a copy.
+struct LaunchConstant {
+  std::string name;  // the engine's
+  Dtype dtype = Dtype::kF32;
+  Shape shape;
+  std::uint32_t map = 0;  // index into ModelLayout::experts
+  std::string prefix;
+  std::string suffix;
+  std::string scope = "target";
+};
+
 /// What the engine's own loader would do with a name: the parameter, shard and logical expert that it loads, that it drops the name, or
 /// that it finds nothing for it.
 struct ScanAnswer {
@@ -107,6 +130,8 @@ struct ModelLayout {
   std::vector<NamedRule> named;
   std::vector<ExpertRule> expert_rules;
   std::vector<ConstantRule> constants;
+  std::vector<PairedValues> paired_values;
+  std::vector<LaunchConstant> launch_constants;
   NameScan scan;  // may be empty: names that are no rule are then unknown
 };
 

@@ -212,6 +212,31 @@ std::vector<std::string> v41_runtime_params() {
   return params;
 }
 
+std::vector<std::string> v41_draft_params() {
+  std::vector<std::string> params{"draft.model.main_proj.weight",
+                                  "draft.model.main_proj.weight_scale",
+                                  "draft.model.main_norm.weight",
+                                  "draft.model.norm.weight",
+                                  "draft.model.markov_head.markov_w1.weight",
+                                  "draft.model.markov_head.markov_w2.weight",
+                                  "draft.model.confidence_head.proj.weight"};
+  // A stage has what an ordinary layer has.
+  for (const std::string& name : v41_runtime_params()) {
+    const std::string ordinary = "model.layers.3.";
+    if (name.compare(0, ordinary.size(), ordinary) != 0) continue;
+    for (const std::string s : {"0", "1", "2"}) params.push_back("draft.model.layers." + s + "." + name.substr(ordinary.size()));
+  }
+  return params;
+}
+
+std::vector<std::string> v41_vision_params() {
+  Tensors tensors;
+  vision(tensors);
+  std::vector<std::string> params;
+  for (const InventoryTensor& tensor : tensors) params.push_back(tensor.name);
+  return params;
+}
+
 std::vector<std::string> expert_names(int layers, int experts) {
   std::vector<std::string> names;
   for (int l = 0; l < layers; ++l) {
@@ -247,7 +272,16 @@ std::string v41_config() {
     "vocab_size":129280,"compress_ratios":[0,0,)" +
          repeated("2", 18) + "," + repeated("1", 20) + R"(,0,0,0],"kv_source_layer_ids":[2,8,14,20],
     "index_source_layer_ids":[2,8,14,20,24,28,32,36],"engram_layer_ids":[1,14],"engram_max_ngram_size":4,"engram_n_heads":8,
-    "engram_head_dim":256},"quantization_config":{"quant_method":"fp8","weight_block_size":[32,32],"expert_dtype":"fp4"}})";
+    "engram_head_dim":256,"num_nextn_predict_layers":3,"dspark_target_layer_ids":[37,38,39],"dspark_markov_rank":256,
+    "dspark_n_routed_experts":128},"quantization_config":{"quant_method":"fp8","weight_block_size":[32,32],"expert_dtype":"fp4"}})";
+}
+
+std::string v41_full_config() {
+  std::string text = v41_config();
+  replace(text, "\"text_config\"",
+          R"("vision_config":{"num_hidden_layers":32,"hidden_size":1024,"num_attention_heads":16,"intermediate_size":2816,
+    "patch_size":14,"downsample_ratio":3},"text_config")");
+  return text;
 }
 
 std::string v41_demo_config() {

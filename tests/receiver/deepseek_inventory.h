@@ -24,6 +24,11 @@ std::vector<std::string> v41_runtime_params();
 /// The two Engram layers' table parameters among them.
 std::vector<std::string> v41_table_params();
 
+/// Those of its draft, told from the target's by "draft.": 97. The embedding and the output head that it shares are not among them.
+std::vector<std::string> v41_draft_params();
+/// Those of the image parts: 266, called as in the checkpoint.
+std::vector<std::string> v41_vision_params();
+
 /// Names of the routed experts of a backbone, without drafts.
 std::vector<std::string> expert_names(int layers, int experts);
 /// Runtime names of the routed experts' parameters, four a layer.
@@ -33,6 +38,8 @@ std::vector<std::string> expert_params(int layers);
 std::string v4_flash_config();
 std::string v4_pro_config();
 std::string v41_config();
+/// The same with the image tower's config beside the text's.
+std::string v41_full_config();
 /// V4.1's structure at the widths of the demo: hidden 256, experts of 384, padded to 512.
 std::string v41_demo_config();
 /// One V4.1-like layer, everything small, of these widths.

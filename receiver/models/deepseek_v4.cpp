@@ -72,7 +72,7 @@ class LayoutBuilder {
     }
     NameScan draft_scan;
     if (draft) draft_scan = add_draft(*draft);
-    NameScan scan = deepseek_v4_scan(naming_, params_of([](std::string_view scope) { return scope != kDraftScope; }), std::move(ignored_));
+    NameScan scan = deepseek_v4_scan(naming_, params_of([](std::string_view scope) { return scope != kDraftScope; }), ignored_);
     writer_.layout().scan = draft ? either(std::move(scan), std::move(draft_scan)) : std::move(scan);
     return std::move(writer_).finish();
   }

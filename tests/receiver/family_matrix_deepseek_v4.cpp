@@ -4,11 +4,19 @@
 namespace headrace::testing {
 namespace {
 
-/// Experts of 256 and 384 rows: with and without a rest of 512.
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  return text.replace(text.find(from), from.size(), to);
+}
+
+/// Experts of 384 rows have a rest of 512, those of 512 have none.
 Trial deepseek_v4_trial(const Combination& c) {
   Trial trial;
-  trial.variant = c.padding == "padded" ? "padded" : c.variant;
-  trial.config = json(v41_tiny_config(256, 384, 4));
+  trial.variant = c.padding == "padded" ? replaced(c.variant, "plain", "padded") : c.variant;
+  std::string config = v41_tiny_config(256, 384, 4);
+  if (c.dtype == "bf16") config = replaced(config, "\"fp4\"", "\"bf16\"");
+  if (c.dtype == "nvfp4") config = replaced(config, "\"fp4\"", "\"fp4\",\"moe_quant_algo\":\"NVFP4\"");
+  if (c.dtype == "fp8") config = replaced(config, "\"fp4\"", "\"fp8\"");
+  trial.config = json(config);
   return trial;
 }
 
@@ -17,14 +25,23 @@ Trial deepseek_v4_trial(const Combination& c) {
 FamilyMatrix deepseek_v4_matrix() {
   FamilyMatrix matrix;
   matrix.family = "deepseek_v4";
-  matrix.variants = {"plain"};
+  matrix.variants = {"plain", "sglang", "plain+fused_shared"};
   matrix.divisions = {"tp1", "ep2", "ep4"};
   matrix.paddings = {"exact", "padded"};
-  matrix.dtypes = {"fp4"};
+  matrix.dtypes = {"fp4", "nvfp4", "bf16", "fp8"};
   matrix.trial = deepseek_v4_trial;
   matrix.rows = {
-      {{"plain", "*", "exact", "fp4"}, Verdict::kJudged, "DeepseekV4.PlacesExpertBytesAsTheFormulasSayWithoutPadding"},
-      {{"plain", "*", "padded", "fp4"}, Verdict::kJudged, "DeepseekV4.PlacesExpertBytesAsTheFormulasSayWithPadding"},
+      {{"*", "*", "*", "fp8"}, Verdict::kRefused, "expert_dtype is fp8"},
+      {{"sglang", "*", "padded", "*"}, Verdict::kNone, "SGLang pads nothing"},
+      {{"sglang", "*", "exact", "fp4"}, Verdict::kJudged, "DeepseekV4Experts.HoldsBothScalesOfSglang"},
+      {{"sglang", "*", "exact", "*"}, Verdict::kRefused, "sglang is of fp4 experts"},
+      {{"plain+fused_shared", "*", "padded", "*"}, Verdict::kRefused, "384 wide"},
+      {{"plain+fused_shared", "*", "exact", "*"}, Verdict::kJudged, "DeepseekV4Experts.HoldsFusedSharedExpertsAsOneMoreSlot"},
+      {{"plain", "*", "exact", "fp4"}, Verdict::kJudged, "DeepseekV4Experts.HoldsFp4AsTheKernelReadsThem"},
+      {{"plain", "*", "exact", "nvfp4"}, Verdict::kJudged, "DeepseekV4Experts.HoldsNvfp4WithItsGlobalScales"},
+      {{"plain", "*", "exact", "bf16"}, Verdict::kJudged, "DeepseekV4Experts.HoldsBf16WithoutScales"},
+      {{"plain", "*", "padded", "fp4"}, Verdict::kJudged, "DeepseekV4Experts.HoldsPaddedFp4WithZerosBehindThem"},
+      {{"plain", "*", "padded", "*"}, Verdict::kRefused, "padded is of fp4 experts"},
   };
   return matrix;
 }

@@ -12,7 +12,7 @@
 #include "core/base/shape.h"
 #include "core/base/status.h"
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 inline constexpr std::size_t kCopyDimsMax = 8;
 

@@ -7,7 +7,7 @@
 #include "core/base/digest.h"
 #include "core/base/status.h"
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// Which local slots of one MoE layer hold which logical expert. A value.
 class ExpertMap {

@@ -11,7 +11,7 @@
 #include "core/base/unique_fd.h"
 #include "core/base/weight_version.h"
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// What a rank says of itself on the guard page. Numbers of the page's layout (docs/protocol.md).
 enum class SlotState : std::uint32_t {

@@ -11,13 +11,11 @@
 
 #include "core/base/weight_version.h"
 #include "core/device/device.h"
-#include "core/wire/messages.h"
-#include "receiver/guard_page.h"
+#include "core/wire/reports.h"
 #include "receiver/models/family.h"
-#include "receiver/session_table.h"
 #include "receiver/storage_table.h"
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// What an engine tells the receiver, and what it is asked to do. All are optional; they are called on the receiver's apply thread, never
 /// under a lock, and must return in bounded time. An exception from one is a failure of the session with its text.

@@ -15,7 +15,7 @@
 #include "core/base/shape.h"
 #include "core/base/status.h"
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// One piece of live storage as the engine has it after loading, post-processing and capture.
 struct Storage {

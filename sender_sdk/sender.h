@@ -15,9 +15,9 @@
 #include "core/base/status.h"
 #include "core/base/unique_fd.h"
 #include "core/base/weight_version.h"
-#include "core/wire/messages.h"
+#include "core/wire/reports.h"
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// Where and as whom a trainer process connects.
 struct SenderOptions {

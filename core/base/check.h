@@ -1,6 +1,6 @@
 #pragma once
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 /// Prints file, line, condition and reason to standard error, then aborts.
 [[noreturn]] void check_failed(const char* file, int line, const char* condition, const char* reason) noexcept;
 }  // namespace headrace

@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// A 128-bit BLAKE2b digest. Equal digests mean equal content, also against somebody who tries.
 struct Digest {

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string_view>
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// Element types by their safetensors names. Values are the wire's numbers and never change.
 enum class Dtype : std::uint8_t {

@@ -3,7 +3,7 @@
 #include <compare>
 #include <cstdint>
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// A number that cannot be mistaken for another kind of number.
 template <class Tag, class Value = std::uint32_t>

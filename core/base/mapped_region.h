@@ -5,7 +5,7 @@
 
 #include "core/base/status.h"
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// Owns one memory mapping. Move-only. Any one thread at a time.
 class MappedRegion {

@@ -8,7 +8,7 @@
 
 #include "core/base/dtype.h"
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// Dimensions of a tensor, outermost first, row-major. A scalar has none.
 using Shape = std::vector<std::int64_t>;

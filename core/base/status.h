@@ -9,7 +9,7 @@
 
 #include "core/base/check.h"
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// Failure codes, ordered by what the caller does about them.
 enum class Code : std::uint8_t {

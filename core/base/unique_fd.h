@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// Owns one file descriptor. Move-only.
 class UniqueFd {

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// Which weights: the training run and its step. Steps rise within a run; a new run may start anywhere. Written RUN/STEP.
 struct WeightVersion {

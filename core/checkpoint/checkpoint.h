@@ -12,7 +12,7 @@
 #include "core/checkpoint/json.h"
 #include "core/checkpoint/safetensors.h"
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// A tensor of a checkpoint and the file it lies in.
 struct CheckpointTensor : TensorInfo {

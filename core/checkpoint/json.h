@@ -10,7 +10,7 @@
 
 #include "core/base/status.h"
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 struct JsonMember;
 

@@ -15,7 +15,7 @@
 #include "core/base/status.h"
 #include "core/base/unique_fd.h"
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// The reference's own bound on the JSON part of a file.
 inline constexpr std::int64_t kSafetensorsHeaderBytesMax = 100'000'000;

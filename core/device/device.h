@@ -11,7 +11,7 @@
 #include "core/base/status.h"
 #include "core/base/unique_fd.h"
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 enum class DeviceKind : std::uint8_t { kHost = 1, kCuda = 2 };
 std::string_view device_kind_name(DeviceKind kind) noexcept;

@@ -9,7 +9,7 @@
 #include "core/base/status.h"
 #include "core/base/unique_fd.h"
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// A receiver's hold on its place in the run directory: while it lives nobody else can serve the same engine and rank. Move-only.
 /// Its destructor removes the sockets and the lock file that it made.

@@ -16,7 +16,7 @@
 #include "kernels/strided_copy.h"
 #include "receiver/expert_map.h"
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// How one engine's ranks divide the model. Written "ep4", "tp2" or "tp2,ep4"; "tp1" is a single rank.
 struct ParallelLayout {

@@ -26,7 +26,7 @@ std::string read_file(const std::filesystem::path& path) {
 }
 
 std::string program_path(const std::string& name) {
-  return std::string(HEADRACE_BINARY_DIR) + "/" + name;
+  return (std::filesystem::path(HEADRACE_BINARY_DIR) / name).string();
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ class PrivateRunDirectory {
   std::optional<std::string> before_;
 };
 
-/// Runs a program of the build to its end, e.g. {"headrace", "status"}.
+/// Runs a program to its end: one of the build, e.g. {"headrace", "status"}, or one by its absolute path.
 Outcome run_program(const std::vector<std::string>& words);
 /// Runs `headrace VERB ... --json -` and parses its document; fails the test when it is none.
 JsonValue run_json(std::vector<std::string> words, int expected_code);

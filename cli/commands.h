@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/exit_code.h"
+#include "cli/model_options.h"
 
 // The verbs of `headrace`, one file each. Every option struct is what the command line says; `json` is the file of --json.
 namespace headrace::cli {
@@ -13,9 +14,7 @@ struct ServeOptions {
   std::string job;
   std::string config;      // folder with config.json
   std::string checkpoint;  // folder or file whose headers (and config) say what the model is
-  std::string family = "auto";
-  std::string variant = "plain";
-  std::string layout = "tp1";
+  ModelOptions model;
   std::int32_t rank = 0;
   std::string engine = "engine-0";
   std::string endpoint;
@@ -46,6 +45,18 @@ struct PushOptions {
 };
 /// One update from a checkpoint on disk.
 ExitCode push(const PushOptions& options);
+
+struct PlanOptions {
+  std::string checkpoint;  // folder or file; its weights need not be there
+  ModelOptions model;
+  std::string rank = "all";
+  std::vector<std::string> scopes{"target"};
+  std::vector<std::string> optional_names;
+  std::int64_t bucket_bytes = 0;
+  std::string json;
+};
+/// What an update would move, without any peer.
+ExitCode plan(const PlanOptions& options);
 
 struct StatusOptions {
   std::string job;  // empty: all

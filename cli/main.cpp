@@ -25,6 +25,16 @@ void add_json(CLI::App& verb, std::string& file) {
   verb.add_option("--json", file, "write the result as JSON to this file; - is standard output")->type_name("FILE");
 }
 
+void add_model(CLI::App& verb, ModelOptions& model) {
+  verb.add_option("--family", model.family, "auto, deepseek_v4, fused_moe or dense")->capture_default_str();
+  verb.add_option("--variant", model.variant, "the form that the engine keeps the weights in: words of the family, joined by +")
+      ->capture_default_str();
+  verb.add_option("--layout", model.layout, "how ranks divide the model: ep4, tp2, tp2,ep4")->capture_default_str();
+  verb.add_option("--redundant-experts", model.redundant_experts, "physical experts beyond the logical ones, over all ranks")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+}
+
 void add_serve(CLI::App& app, std::function<ExitCode()>& action) {
   auto options = std::make_shared<ServeOptions>();
   CLI::App* verb = app.add_subcommand("serve", "own the live storage of one rank and receive updates");
@@ -33,9 +43,7 @@ void add_serve(CLI::App& app, std::function<ExitCode()>& action) {
   auto* checkpoint =
       verb->add_option("--checkpoint", options->checkpoint, "checkpoint whose headers and config say what the model is")->type_name("DIR");
   config->excludes(checkpoint);
-  verb->add_option("--family", options->family, "auto, deepseek_v4, fused_moe or dense")->capture_default_str();
-  verb->add_option("--variant", options->variant, "the form that the engine keeps the weights in: words of the family joined by +")->capture_default_str();
-  verb->add_option("--layout", options->layout, "how ranks divide the model: ep4, tp2, tp2,ep4")->capture_default_str();
+  add_model(*verb, options->model);
   verb->add_option("--rank", options->rank, "which of them this is")->capture_default_str();
   verb->add_option("--engine", options->engine, "name of the engine")->capture_default_str();
   verb->add_option("--endpoint", options->endpoint, "tcp://127.0.0.1:PORT instead of a socket in the run directory");
@@ -69,6 +77,21 @@ void add_push(CLI::App& app, std::function<ExitCode()>& action) {
   verb->add_flag("--some-ranks", options->some_ranks, "update only the ranks named by endpoints");
   add_json(*verb, options->json);
   verb->callback([&action, options] { action = [options] { return push(*options); }; });
+}
+
+void add_plan(CLI::App& app, std::function<ExitCode()>& action) {
+  auto options = std::make_shared<PlanOptions>();
+  CLI::App* verb = app.add_subcommand("plan", "what an update would move, without any rank");
+  verb->add_option("checkpoint", options->checkpoint, "folder or safetensors file, headers are enough; or a folder with config.json")
+      ->required()
+      ->type_name("DIR");
+  add_model(*verb, options->model);
+  verb->add_option("--rank", options->rank, "which rank to show, or all")->capture_default_str();
+  verb->add_option("--scope", options->scopes, "what the update covers: target, draft, vision, tables")->capture_default_str();
+  verb->add_option("--optional", options->optional_names, "checkpoint names that need not be there (pattern)")->type_name("PATTERN");
+  verb->add_option("--bucket-bytes", options->bucket_bytes, "size of a bucket")->check(CLI::PositiveNumber);
+  add_json(*verb, options->json);
+  verb->callback([&action, options] { action = [options] { return plan(*options); }; });
 }
 
 void add_status(CLI::App& app, std::function<ExitCode()>& action) {
@@ -116,6 +139,7 @@ int run(int argc, char** argv) {
   std::function<ExitCode()> action;
   add_serve(app, action);
   add_push(app, action);
+  add_plan(app, action);
   add_status(app, action);
   add_fingerprint(app, action);
   add_verify(app, action);

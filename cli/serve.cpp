@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/model_options.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "core/base/digest.h"
@@ -53,22 +54,14 @@ class StopSignals {
 };
 
 Result<ModelLayout> model_of(const ServeOptions& options) {
-  ModelRequest request;
-  request.family = options.family;
-  request.variant = options.variant;
-  request.rank = options.rank;
-  Result<ParallelLayout> parallel = parse_layout(options.layout);
-  if (!parallel.ok()) return parallel.status();
-  request.parallel = parallel.value();
-  if (!options.checkpoint.empty()) {
-    Result<Checkpoint> checkpoint = Checkpoint::open(options.checkpoint);
-    if (!checkpoint.ok()) return checkpoint.status();
-    return build_model(request, checkpoint.value().config(), checkpoint.value().tensors());
+  Result<ModelRequest> request = model_request(options.model, options.rank);
+  if (!request.ok()) return request.status();
+  if (options.checkpoint.empty() && options.config.empty()) {
+    return Status(Code::kInvalidArgument, "give --config or --checkpoint: the model must be known");
   }
-  if (options.config.empty()) return Status(Code::kInvalidArgument, "give --config or --checkpoint: the model must be known");
-  Result<JsonValue> config = read_json_file((std::filesystem::path(options.config) / "config.json").string());
-  if (!config.ok()) return config.status();
-  return build_model(request, &config.value(), {});
+  Result<ModelSource> source = options.checkpoint.empty() ? open_config(options.config) : open_model_source(options.checkpoint);
+  if (!source.ok()) return source.status();
+  return build_model(request.value(), source.value().config(), source.value().tensors());
 }
 
 /// The version of a cold load: the digest of the checkpoint's content, step 0.

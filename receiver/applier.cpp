@@ -42,6 +42,23 @@ LiveFingerprint live_fingerprint(const TensorRule& rule, const PlanGeometry& geo
   return result;
 }
 
+ApplyStats make_batch(std::span<const SyncPlan::KeyedJob> jobs, ExpertRuns& runs, std::vector<CopyJob>& batch) {
+  const std::uint64_t runs_before = runs.runs();
+  const std::uint64_t experts_before = runs.experts();
+  for (const SyncPlan::KeyedJob& keyed : jobs) {
+    if (keyed.expert) {
+      runs.add(keyed.key, keyed.job);
+    } else {
+      batch.push_back(keyed.job);
+    }
+  }
+  runs.flush(batch);
+  ApplyStats stats;
+  stats.runs = runs.runs() - runs_before;
+  stats.run_experts = runs.experts() - experts_before;
+  return stats;
+}
+
 Result<std::unique_ptr<Applier>> Applier::create(Device& device, std::uint32_t threads) {
   std::unique_ptr<Applier> applier(new Applier(device.identity().kind, std::max<std::uint32_t>(threads, 1)));
   Result<std::unique_ptr<Stream>> stream = device.create_stream("headrace-apply");
@@ -58,20 +75,8 @@ Status Applier::apply_async(std::vector<SyncPlan::KeyedJob> jobs, std::function<
   // std::function wants copyable captures; the jobs are many, so they are shared instead of copied.
   auto shared = std::make_shared<std::vector<SyncPlan::KeyedJob>>(std::move(jobs));
   return stream_->enqueue([this, shared, done = std::move(done)] {
-    ApplyStats stats;
-    const std::uint64_t runs = runs_.runs();
-    const std::uint64_t experts = runs_.experts();
     batch_.clear();
-    for (const SyncPlan::KeyedJob& keyed : *shared) {
-      if (keyed.expert) {
-        runs_.add(keyed.key, keyed.job);
-      } else {
-        batch_.push_back(keyed.job);
-      }
-    }
-    runs_.flush(batch_);
-    stats.runs = runs_.runs() - runs;
-    stats.run_experts = runs_.experts() - experts;
+    ApplyStats stats = make_batch(*shared, runs_, batch_);
     stats.copies = executor_.run(batch_);
     progress_.fetch_add(1, std::memory_order_relaxed);
     done(stats);

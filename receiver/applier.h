@@ -25,6 +25,9 @@ struct ApplyStats {
   std::uint64_t run_experts = 0;
 };
 
+/// The batch of one bucket: copies of experts joined into runs, the others as they are. Appends to `batch` and fills in the runs.
+ApplyStats make_batch(std::span<const SyncPlan::KeyedJob> jobs, ExpertRuns& runs, std::vector<CopyJob>& batch);
+
 /// What the senders say a tensor's bytes sum to, in the order of SyncPlan::tensors().
 using ExpectedSums = std::vector<FingerprintSum>;
 

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <vector>
 
+#include "core/base/mapped_region.h"
 #include "core/device/device.h"
 #include "receiver/models/family.h"
 #include "receiver/storage_table.h"
@@ -15,13 +18,20 @@ class HostStorage {
  public:
   /// kResourceExhausted names the storage, its bytes and the total.
   static Result<HostStorage> allocate(const ModelLayout& layout, Device& device);
+  /// The same table on addresses that are reserved but have no memory: for who plans an update and never touches a byte.
+  static Result<HostStorage> reserve(const ModelLayout& layout);
   const StorageTable& table() const noexcept { return *table_; }
 
  private:
-  Status add_alias(const StorageSpec& spec);
+  /// Gives each storage that is no alias its address, an alias that of its original, and seals.
+  Status fill(const ModelLayout& layout, const std::function<Result<std::byte*>(const StorageSpec&)>& place);
 
   std::vector<std::unique_ptr<DeviceMemory>> memory_;
+  MappedRegion reserved_;
   std::unique_ptr<StorageTable> table_;
 };
+
+/// Addresses without memory behind them: whoever reads or writes there is ended by the kernel. kResourceExhausted names the bytes.
+Result<MappedRegion> reserve_addresses(std::size_t bytes);
 
 }  // namespace headrace

@@ -84,6 +84,17 @@ std::uint32_t BucketFiller::close_bucket(SessionFlow& flow, std::span<const std:
   return holders;
 }
 
+std::vector<std::vector<wire::Extent>> BucketFiller::close_unsent() {
+  std::vector<std::vector<wire::Extent>> extents(placed_.size());
+  for (std::size_t r = 0; r < placed_.size(); ++r) {
+    for (Placed& each : placed_[r]) extents[r].push_back(std::move(each.extent));
+    placed_[r].clear();
+  }
+  slot_.reset();
+  ++buckets_;
+  return extents;
+}
+
 Outgoing BucketFiller::message_for(SessionFlow& flow, std::size_t r, std::span<const std::byte> attachment) {
   ReceiverFlow& receiver = flow.receivers()[r];
   std::vector<Placed>& placed = placed_[r];

@@ -42,6 +42,8 @@ class BucketFiller {
   /// travel with a bucket whose extents lie in the first `used` bytes of the staging buffer: none, or all of them. A receiver that does not
   /// want all of these gets its own copy of what it wants. `flow` numbers the buckets and takes the messages. Returns the receivers' count.
   std::uint32_t close_bucket(SessionFlow& flow, std::span<const std::byte> attachment);
+  /// The open bucket's extents, per receiver, for who plans an update without sending it; closes the bucket.
+  std::vector<std::vector<wire::Extent>> close_unsent();
   /// Bytes used of the open bucket's staging buffer.
   std::size_t used() const noexcept { return static_cast<std::size_t>(used_); }
 

@@ -152,11 +152,13 @@ bool natural_less(std::string_view a, std::string_view b) noexcept {
 }
 
 struct Checkpoint::State {
+  explicit State(DataPart part) : data(part) {}
   Status open(const fs::path& dir_or_file, ParseMode mode);
   Status open_files(const fs::path& dir, const std::vector<std::string>& names, ParseMode mode);
   Status collect(const Index* index);
   Status read_config(const fs::path& path);
 
+  const DataPart data;
   std::vector<SafetensorsFile> files;
   std::vector<CheckpointTensor> tensors;
   std::unordered_map<std::string_view, std::size_t> by_name;  // views into tensors, which no longer change
@@ -195,7 +197,7 @@ Status Checkpoint::State::open_files(const fs::path& dir, const std::vector<std:
   Defects defects;
   std::optional<Status> only;
   for (const std::string& name : names) {
-    Result<SafetensorsFile> file = SafetensorsFile::open(dir / name, mode);
+    Result<SafetensorsFile> file = SafetensorsFile::open(dir / name, mode, data);
     if (file.ok()) {
       files.push_back(std::move(file).value());
       continue;
@@ -243,8 +245,8 @@ Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
-Result<Checkpoint> Checkpoint::open(const fs::path& dir_or_file, ParseMode mode) {
-  auto state = std::make_unique<State>();
+Result<Checkpoint> Checkpoint::open(const fs::path& dir_or_file, ParseMode mode, DataPart data) {
+  auto state = std::make_unique<State>(data);
   HEADRACE_RETURN_IF_ERROR(state->open(dir_or_file, mode));
   return Checkpoint(std::move(state));
 }
@@ -264,6 +266,9 @@ const CheckpointTensor* Checkpoint::find(std::string_view name) const {
 
 Result<std::span<const std::byte>> Checkpoint::bytes(const CheckpointTensor& tensor) const {
   const SafetensorsFile& file = state_->files.at(tensor.file);
+  if (state_->data == DataPart::kIgnored) {
+    return Status(Code::kFailedPrecondition, fmt::format("{}: tensor {}: opened for its header alone", file.path().string(), tensor.name));
+  }
   // Each time, not only before mapping: a page beyond a cut kills the reader.
   HEADRACE_RETURN_IF_ERROR(file.check_size());
   const std::lock_guard lock(state_->mutex);

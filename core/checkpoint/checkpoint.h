@@ -25,7 +25,8 @@ class Checkpoint {
   /// With model.safetensors.index.json in the folder: exactly the files that it names, and index and headers must agree tensor by tensor.
   /// Without it: every *.safetensors of the folder, in natural order ("2" before "10"). A name that two files hold is refused.
   /// config.json is read from the same folder when it is there.
-  static Result<Checkpoint> open(const std::filesystem::path& dir_or_file, ParseMode mode = ParseMode::kStrict);
+  static Result<Checkpoint> open(const std::filesystem::path& dir_or_file, ParseMode mode = ParseMode::kStrict,
+                                 DataPart data = DataPart::kWhole);
 
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
@@ -36,7 +37,7 @@ class Checkpoint {
   const std::vector<SafetensorsFile>& files() const noexcept;
   const CheckpointTensor* find(std::string_view name) const;
   /// The tensor's bytes, in a private read-only mapping of its file that lives as long as this object. Fails when the file was cut or has
-  /// grown since open(). `tensor` is one of tensors().
+  /// grown since open(), and when it was opened with its data ignored. `tensor` is one of tensors().
   Result<std::span<const std::byte>> bytes(const CheckpointTensor& tensor) const;
   /// config.json; nullptr when the folder has none.
   const JsonValue* config() const noexcept;

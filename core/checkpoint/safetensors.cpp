@@ -50,7 +50,7 @@ Result<std::vector<std::byte>> read_header(int fd, const std::filesystem::path& 
 
 }  // namespace
 
-Result<SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& path, ParseMode mode) {
+Result<SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& path, ParseMode mode, DataPart data) {
   SafetensorsFile file;
   file.path_ = path;
   // Without O_NONBLOCK a pipe under this name would hang the open.
@@ -62,7 +62,7 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& path,
   file.file_bytes_ = info.st_size;
   Result<std::vector<std::byte>> header = read_header(file.fd_.get(), path, file.file_bytes_);
   if (!header.ok()) return header.status();
-  Result<ParsedHeader> parsed = parse_header(header.value(), file.file_bytes_, mode);
+  Result<ParsedHeader> parsed = parse_header(header.value(), file.file_bytes_, mode, data);
   if (!parsed.ok()) return in_file(path, parsed.status());
   file.tensors_ = std::move(parsed.value().tensors);
   file.metadata_ = std::move(parsed.value().metadata);

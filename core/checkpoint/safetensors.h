@@ -32,6 +32,12 @@ enum class ParseMode {
   kStrict,
 };
 
+/// What is asked of the bytes that follow a header.
+enum class DataPart {
+  kWhole,    // exactly the bytes that the header speaks of
+  kIgnored,  // nothing: they may be missing or cut, for those who read headers alone
+};
+
 /// One tensor of a file. `begin` and `end` are absolute file offsets of its packed row-major little-endian bytes.
 struct TensorInfo {
   std::string name;
@@ -50,7 +56,8 @@ struct ParsedHeader {
 
 /// Checks the JSON part of a file of `file_bytes` bytes (length word and data included) against the format. The Status lists every
 /// defect of a well-formed header, not only the first. A pure function.
-Result<ParsedHeader> parse_header(std::span<const std::byte> header, std::int64_t file_bytes, ParseMode mode);
+Result<ParsedHeader> parse_header(std::span<const std::byte> header, std::int64_t file_bytes, ParseMode mode,
+                                  DataPart data = DataPart::kWhole);
 
 /// What goes into a new file, before offsets are known.
 struct TensorSpec {
@@ -73,8 +80,10 @@ Result<SafetensorsHeader> write_safetensors_header(std::vector<TensorSpec> tenso
 /// One validated safetensors file with its descriptor. Move-only; any thread may read it.
 class SafetensorsFile {
  public:
-  /// Reads and checks the header alone. Fails when the file is shorter or longer than its header says. Messages begin with the path.
-  static Result<SafetensorsFile> open(const std::filesystem::path& path, ParseMode mode = ParseMode::kStrict);
+  /// Reads and checks the header alone. Fails when the file is shorter or longer than its header says, unless that is to be ignored.
+  /// Messages begin with the path.
+  static Result<SafetensorsFile> open(const std::filesystem::path& path, ParseMode mode = ParseMode::kStrict,
+                                      DataPart data = DataPart::kWhole);
 
   SafetensorsFile(SafetensorsFile&&) = default;
   SafetensorsFile& operator=(SafetensorsFile&&) = default;

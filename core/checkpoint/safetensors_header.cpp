@@ -80,7 +80,7 @@ std::string dims_text(std::span<const std::uint64_t> dims) {
 /// The members that return bool return false when parsing cannot go on.
 class HeaderReader {
  public:
-  explicit HeaderReader(ParseMode mode) : strict_(mode == ParseMode::kStrict) {}
+  HeaderReader(ParseMode mode, DataPart data) : strict_(mode == ParseMode::kStrict), data_ignored_(data == DataPart::kIgnored) {}
 
   bool read(const simdjson::padded_string& text);
   void check_offsets(std::int64_t header_bytes, std::int64_t file_bytes);
@@ -110,6 +110,7 @@ class HeaderReader {
   void add(const Entry& entry);
 
   const bool strict_;
+  const bool data_ignored_;
   ondemand::parser parser_;
   std::vector<Entry> entries_;
   std::vector<std::uint64_t> all_dims_;  // one list for all tensors: an allocation for each would cost more than the parsing
@@ -394,7 +395,9 @@ void HeaderReader::check_offsets(std::int64_t header_bytes, std::int64_t file_by
   for (Entry& entry : entries_) entry.dims = std::span(all_dims_).subspan(entry.dims_begin, entry.dims_count);
   std::sort(entries_.begin(), entries_.end(),
             [](const Entry& x, const Entry& y) { return std::tie(x.begin, x.end, x.order) < std::tie(y.begin, y.end, y.order); });
-  const auto data_bytes = static_cast<std::uint64_t>(file_bytes - 8 - header_bytes);
+  // Without the data's own size the only bound is that offsets in the file are numbers.
+  constexpr std::int64_t kFileBytesMax = std::numeric_limits<std::int64_t>::max();
+  const auto data_bytes = static_cast<std::uint64_t>((data_ignored_ ? kFileBytesMax : file_bytes) - 8 - header_bytes);
   std::uint64_t expected_begin = 0;
   const Entry* cut = nullptr;
   for (const Entry& entry : entries_) {
@@ -417,7 +420,7 @@ void HeaderReader::check_offsets(std::int64_t header_bytes, std::int64_t file_by
   if (cut != nullptr) {
     tensor_defect(cut->name,
                   fmt::format("its data end at file offset {}+{}, the file ends at {}: truncated", 8 + header_bytes, cut->end, file_bytes));
-  } else if (expected_begin < data_bytes) {
+  } else if (expected_begin < data_bytes && !data_ignored_) {
     defect(fmt::format("{} bytes follow the last tensor, expected none (file of {} bytes)", data_bytes - expected_begin, file_bytes));
   }
 }
@@ -486,7 +489,7 @@ void append_metadata(std::string& json, const std::vector<std::pair<std::string,
 
 }  // namespace
 
-Result<ParsedHeader> parse_header(std::span<const std::byte> header, std::int64_t file_bytes, ParseMode mode) {
+Result<ParsedHeader> parse_header(std::span<const std::byte> header, std::int64_t file_bytes, ParseMode mode, DataPart data) {
   const auto header_bytes = static_cast<std::int64_t>(header.size());
   if (header_bytes > kSafetensorsHeaderBytesMax) {
     return Status(Code::kInvalidArgument,
@@ -496,7 +499,7 @@ Result<ParsedHeader> parse_header(std::span<const std::byte> header, std::int64_
     return Status(Code::kInvalidArgument, fmt::format("a header of {} bytes in a file of {}", header_bytes, file_bytes));
   }
   const simdjson::padded_string text(reinterpret_cast<const char*>(header.data()), header.size());
-  HeaderReader reader(mode);
+  HeaderReader reader(mode, data);
   if (reader.read(text)) reader.check_offsets(header_bytes, file_bytes);
   HEADRACE_RETURN_IF_ERROR(reader.status());
   return reader.take(header_bytes);

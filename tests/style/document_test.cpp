@@ -79,7 +79,7 @@ TEST(Commands, AreDescribedWithTheirOptionsInTheCommandDocument) {
 /// Every document that --json writes has a schema with a section in docs/cli.md.
 TEST(Commands, HaveTheirDocumentSchemasInTheCommandDocument) {
   const std::string document = read_text(root() / "docs/cli.md");
-  for (const char* schema : {"headrace.serve/1", "headrace.push/1", "headrace.status/1", "headrace.fingerprint/1", "headrace.verify/1",
+  for (const char* schema : {"headrace.serve/1", "headrace.push/1", "headrace.plan/1", "headrace.status/1", "headrace.fingerprint/1", "headrace.verify/1",
                              "headrace.doctor/1", "headrace.demo/1"}) {
     EXPECT_NE(document.find(schema), std::string::npos) << schema;
   }

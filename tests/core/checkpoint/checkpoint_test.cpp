@@ -68,6 +68,29 @@ TEST(Checkpoint, GivesTheBytesOfATensor) {
   EXPECT_EQ(checkpoint.value().find("c"), nullptr);
 }
 
+TEST(Checkpoint, ReadsHeadersAloneWhenTheDataIsCutOrMissing) {
+  const TempFolder folder;
+  const std::string whole = one("a", 1000);
+  for (const std::size_t kept : {whole.size() - 1000, whole.size() - 1, whole.size()}) {
+    folder.write("model.safetensors", whole.substr(0, kept));
+    EXPECT_EQ(Checkpoint::open(folder.path()).ok(), kept == whole.size()) << kept;
+    const auto headers = Checkpoint::open(folder.path(), ParseMode::kStrict, DataPart::kIgnored);
+    ASSERT_TRUE(headers.ok()) << headers.status().message();
+    EXPECT_EQ(headers.value().tensors().front().shape, Shape{1000});
+    EXPECT_EQ(headers.value().bytes(headers.value().tensors().front()).status().code(), Code::kFailedPrecondition);
+  }
+  folder.write("model.safetensors", whole.substr(0, 20));
+  EXPECT_FALSE(Checkpoint::open(folder.path(), ParseMode::kStrict, DataPart::kIgnored).ok());
+}
+
+TEST(Checkpoint, RefusesOffsetsThatNoFileHasThoughTheDataIsIgnored) {
+  const TempFolder folder;
+  const std::string huge = R"({"a":{"dtype":"U8","shape":[9223372036854775807],"data_offsets":[0,9223372036854775807]}})";
+  folder.write("model.safetensors", safetensors_text(huge, 0));
+  const auto headers = Checkpoint::open(folder.path(), ParseMode::kStrict, DataPart::kIgnored);
+  EXPECT_EQ(headers.status().code(), Code::kInvalidArgument);
+}
+
 TEST(Checkpoint, MapsEachFileOnceForAllThreads) {
   const TempFolder folder;
   folder.write("m.safetensors", one("a", 1000));

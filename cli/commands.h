@@ -50,7 +50,6 @@ struct PlanOptions {
   std::string checkpoint;  // folder or file; its weights need not be there
   ModelOptions model;
   std::string rank = "all";
-  std::vector<std::string> scopes{"target"};
   std::vector<std::string> optional_names;
   std::int64_t bucket_bytes = 0;
   std::string json;

@@ -33,6 +33,7 @@ void add_model(CLI::App& verb, ModelOptions& model) {
   verb.add_option("--redundant-experts", model.redundant_experts, "physical experts beyond the logical ones, over all ranks")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  verb.add_option("--scope", model.scopes, "models that the engine holds: target, draft, vision, tables")->capture_default_str();
 }
 
 void add_serve(CLI::App& app, std::function<ExitCode()>& action) {
@@ -87,7 +88,6 @@ void add_plan(CLI::App& app, std::function<ExitCode()>& action) {
       ->type_name("DIR");
   add_model(*verb, options->model);
   verb->add_option("--rank", options->rank, "which rank to show, or all")->capture_default_str();
-  verb->add_option("--scope", options->scopes, "what the update covers: target, draft, vision, tables")->capture_default_str();
   verb->add_option("--optional", options->optional_names, "checkpoint names that need not be there (pattern)")->type_name("PATTERN");
   verb->add_option("--bucket-bytes", options->bucket_bytes, "size of a bucket")->check(CLI::PositiveNumber);
   add_json(*verb, options->json);

@@ -27,6 +27,7 @@ Result<ModelRequest> model_request(const ModelOptions& options, std::int32_t ran
   request.variant = options.variant;
   request.rank = rank;
   request.redundant_experts = options.redundant_experts;
+  request.scopes = options.scopes;
   Result<ParallelLayout> parallel = parse_layout(options.layout);
   if (!parallel.ok()) return parallel.status();
   request.parallel = parallel.value();

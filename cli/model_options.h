@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/base/status.h"
 #include "core/checkpoint/checkpoint.h"
@@ -17,6 +18,7 @@ struct ModelOptions {
   std::string variant = "plain";
   std::string layout = "tp1";
   std::int32_t redundant_experts = 0;
+  std::vector<std::string> scopes{"target"};  // models that the engine holds
 };
 /// kInvalidArgument: a layout that is none.
 Result<ModelRequest> model_request(const ModelOptions& options, std::int32_t rank);

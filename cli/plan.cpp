@@ -77,7 +77,7 @@ Result<UpdateForecast> forecast(const PlanOptions& options, const ModelSource& s
     std::vector<CheckpointTensor>& brought = input.brought.emplace();
     for (const CheckpointTensor* tensor : natural_order(*source.checkpoint)) brought.push_back(*tensor);
   }
-  input.scopes = options.scopes;
+  input.scopes = options.model.scopes;
   input.optional_names = options.optional_names;
   input.bucket_bytes = options.bucket_bytes;
   return forecast_update(input);
@@ -109,7 +109,7 @@ ExitCode plan(const PlanOptions& options) {
                                .set("family", update.family)
                                .set("variant", options.model.variant)
                                .set("layout", request.value().parallel.to_string())
-                               .set("scopes", json_array(options.scopes))
+                               .set("scopes", json_array(options.model.scopes))
                                .set("tensors", update.tensors)
                                .set("wire_bytes", update.wire_bytes)
                                .set("applied_bytes", update.applied_bytes)

@@ -5,22 +5,12 @@
 
 #include "receiver/weight_index.h"
 #include "tests/oracle/fused_experts.h"
-#include "tests/oracle/parallel_rows.h"
 #include "tests/receiver/deepseek_inventory.h"
+#include "tests/receiver/expected_tensors.h"
 #include "tests/receiver/family_matrix.h"
-#include "tests/receiver/layout_judge.h"
-#include "tests/receiver/small_checkpoints.h"
 
 namespace headrace::testing {
 namespace {
-
-using Bytes = std::vector<std::uint8_t>;
-
-Bytes plain_bytes(const std::vector<std::byte>& bytes) {
-  Bytes result(bytes.size());
-  std::transform(bytes.begin(), bytes.end(), result.begin(), [](std::byte b) { return std::to_integer<std::uint8_t>(b); });
-  return result;
-}
 
 struct Trail {
   std::string variant = "plain";

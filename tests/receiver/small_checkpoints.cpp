@@ -152,4 +152,51 @@ SmallCheckpoint moe_checkpoint(const MoeSizes& s) {
   return checkpoint;
 }
 
+SmallCheckpoint deepseek_v3_checkpoint(bool compressed_query) {
+  SmallCheckpoint checkpoint;
+  checkpoint.config = std::string(R"({"model_type":"deepseek_v3","num_hidden_layers":2,"hidden_size":16,"num_attention_heads":4)") +
+                      R"(,"num_key_value_heads":4,"kv_lora_rank":8,"moe_intermediate_size":8,"intermediate_size":24,"n_routed_experts":4)" +
+                      R"(,"tie_word_embeddings":false,"quantization_config":{"weight_block_size":[4,4]})" +
+                      (compressed_query ? R"(,"q_lora_rank":12})" : R"(,"q_lora_rank":null})");
+  const auto plain = [&](const std::string& name, Shape shape) { add(checkpoint, name + ".weight", Dtype::kBF16, std::move(shape)); };
+  const auto linear = [&](const std::string& name, std::int64_t rows, std::int64_t columns) {
+    add(checkpoint, name + ".weight", Dtype::kF8E4M3, {rows, columns});
+    add(checkpoint, name + ".weight_scale_inv", Dtype::kF32, {(rows + 3) / 4, (columns + 3) / 4});
+  };
+  const auto mlp = [&](const std::string& name, std::int64_t width) {
+    linear(name + "gate_proj", width, 16);
+    linear(name + "up_proj", width, 16);
+    linear(name + "down_proj", 16, width);
+  };
+  plain("model.embed_tokens", {128, 16});
+  plain("model.norm", {16});
+  plain("lm_head", {128, 16});
+  for (std::int64_t l = 0; l < 3; ++l) {
+    const std::string layer = "model.layers." + std::to_string(l) + ".";
+    plain(layer + "input_layernorm", {16});
+    plain(layer + "post_attention_layernorm", {16});
+    if (compressed_query) {
+      linear(layer + "self_attn.q_a_proj", 12, 16);
+      plain(layer + "self_attn.q_a_layernorm", {12});
+      linear(layer + "self_attn.q_b_proj", 40, 12);
+    } else {
+      linear(layer + "self_attn.q_proj", 40, 16);
+    }
+    linear(layer + "self_attn.kv_a_proj_with_mqa", 10, 16);
+    plain(layer + "self_attn.kv_a_layernorm", {8});
+    linear(layer + "self_attn.kv_b_proj", 64, 8);
+    linear(layer + "self_attn.o_proj", 16, 32);
+    if (l == 0) {
+      mlp(layer + "mlp.", 24);
+      continue;
+    }
+    if (l == 2) plain(layer + "eh_proj", {16, 32});
+    plain(layer + "mlp.gate", {4, 16});
+    add(checkpoint, layer + "mlp.gate.e_score_correction_bias", Dtype::kF32, {4});
+    mlp(layer + "mlp.shared_experts.", 8);
+    for (int e = 0; e < 4; ++e) mlp(layer + "mlp.experts." + std::to_string(e) + ".", 8);
+  }
+  return checkpoint;
+}
+
 }  // namespace headrace::testing

@@ -54,4 +54,8 @@ struct MoeSizes {
 };
 SmallCheckpoint moe_checkpoint(const MoeSizes& sizes);
 
+/// DeepSeek-V3 with its linears in FP8 blocks of 4: layer 0 has no experts, layer 1 has 4 and a shared one, layer 2 is the draft's.
+/// Hidden 16, 4 heads of 8 + 2 and 8, queries from 12, keys and values from 8 (or queries from the hidden state itself).
+SmallCheckpoint deepseek_v3_checkpoint(bool compressed_query);
+
 }  // namespace headrace::testing

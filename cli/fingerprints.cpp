@@ -8,6 +8,7 @@
 
 #include "cli/progress.h"
 #include "core/base/worker_pool.h"
+#include "kernels/element_cast.h"
 #include "kernels/fingerprint.h"
 
 namespace headrace::cli {
@@ -96,6 +97,18 @@ Result<std::vector<TensorValue>> checkpoint_values(const Checkpoint& checkpoint,
     progress.update(done);
   }
   return values;
+}
+
+Result<std::vector<std::byte>> converted_bytes(const CheckpointTensor& tensor, std::span<const std::byte> bytes, Dtype kept) {
+  const ElementCast cast{tensor.dtype, kept};
+  if (cast.none() || !castable(cast.from, cast.to)) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("{}: no conversion from {} to {}", tensor.name, dtype_name(tensor.dtype), dtype_name(kept)));
+  }
+  const auto elements = static_cast<std::int64_t>(bytes.size()) / cast.from_bytes();
+  std::vector<std::byte> result(static_cast<std::size_t>(elements * cast.to_bytes()));
+  cast_rows(cast, bytes.data(), result.data(), 1, 0, 0, elements);
+  return result;
 }
 
 Result<JobValues> merge_values(const std::vector<std::vector<wire::TensorFingerprint>>& per_client) {

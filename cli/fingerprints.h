@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,6 +46,8 @@ Result<std::vector<TensorValue>> checkpoint_values(const Checkpoint& checkpoint,
 Result<JobValues> job_values(std::vector<ReceiverClient>& clients);
 /// The pure part of it: `per_client[i]` is what client i said.
 Result<JobValues> merge_values(const std::vector<std::vector<wire::TensorFingerprint>>& per_client);
+/// The bytes of a checkpoint tensor as storage of dtype `kept` holds them. kInvalidArgument when there is no such conversion.
+Result<std::vector<std::byte>> converted_bytes(const CheckpointTensor& tensor, std::span<const std::byte> bytes, Dtype kept);
 /// 32 hexadecimal digits.
 std::string fingerprint_text(const FingerprintSum& sum);
 

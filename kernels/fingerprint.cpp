@@ -169,6 +169,31 @@ FingerprintSum fingerprint_nest(TensorKey key, const StridedCopy& tensor_to_memo
   return sum_nest(factors, nest, memory);
 }
 
+CastSums fingerprint_cast(TensorKey read_key, TensorKey converted_key, ElementCast cast, const StridedCopy& memory_to_tensor,
+                          const std::byte* memory) noexcept {
+  BlockFactors read_factors(read_key.value);
+  BlockFactors converted_factors(converted_key.value);
+  CastSums sums;
+  LoopNest nest(memory_to_tensor);
+  nest.merge();
+  std::array<std::byte, kGatherBytes> buffer;   // NOLINT: written before it is read
+  const std::int64_t piece = kGatherBytes / 4;  // elements
+  for_each_step(nest, nest.size, [&](std::int64_t src, std::int64_t dst) {
+    const std::int64_t elements = nest.run / cast.from_bytes();
+    const std::int64_t first = dst / cast.from_bytes();
+    for (std::int64_t done = 0; done < elements; done += piece) {
+      const std::int64_t here = std::min(piece, elements - done);
+      const std::byte* from = memory + src + done * cast.from_bytes();
+      sums.read += sum_bytes(read_factors, static_cast<std::uint64_t>((first + done) * cast.from_bytes()), from,
+                             static_cast<std::size_t>(here * cast.from_bytes()));
+      cast_rows(cast, from, buffer.data(), 1, 0, 0, here);
+      sums.converted += sum_bytes(converted_factors, static_cast<std::uint64_t>((first + done) * cast.to_bytes()), buffer.data(),
+                                  static_cast<std::size_t>(here * cast.to_bytes()));
+    }
+  });
+  return sums;
+}
+
 FingerprintSum copy_and_fingerprint(TensorKey key, const StridedCopy& copy, const StridedCopy& tensor_offsets, const std::byte* src,
                                     std::byte* dst) noexcept {
   BlockFactors factors(key.value);

@@ -7,6 +7,7 @@
 
 #include "core/base/fingerprint_sum.h"
 #include "core/base/shape.h"
+#include "kernels/element_cast.h"
 #include "kernels/strided_copy.h"
 
 namespace headrace {
@@ -34,6 +35,16 @@ FingerprintSum fingerprint(TensorKey key, std::uint64_t offset, std::span<const 
 /// The share of what a nest covers, read from memory: the nest's source side counts packed tensor bytes, its destination side says where in
 /// `memory` they stand (a placement, or a view's strides). Precondition: no dimension repeats its source (see repeat() in strided_copy.h).
 FingerprintSum fingerprint_nest(TensorKey key, const StridedCopy& tensor_to_memory, const std::byte* memory) noexcept;
+
+/// The two sums of a tensor that is converted: of the bytes as they are read, and of what they become.
+struct CastSums {
+  FingerprintSum read;
+  FingerprintSum converted;
+};
+/// Reads what a nest covers once: its source side says where in `memory` the bytes stand, its destination side counts bytes of the tensor
+/// before the conversion. Runs are whole elements. The conversion is one of its own, made for the sum; where the bytes go does not matter.
+CastSums fingerprint_cast(TensorKey read_key, TensorKey converted_key, ElementCast cast, const StridedCopy& memory_to_tensor,
+                          const std::byte* memory) noexcept;
 
 /// Packs and sums in one pass: moves `copy` from `src` to `dst`, and sums the moved bytes at the tensor offsets that stand on the
 /// destination side of `tensor_offsets`, which has the counts, the runs and the source side of `copy`.

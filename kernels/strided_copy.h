@@ -90,10 +90,10 @@ Result<StridedCopy> compose(const StridedCopy& first, const StridedCopy& second)
 Result<std::vector<std::int64_t>> granule(const StridedCopy& copy, const TensorGeometry& source);
 
 /// The part of `copy` whose source bytes lie in `box`, reading from memory where element (i0, i1, ...) of the box, counted from box.lo,
-/// stands at src_offset + sum_j i_j * src_strides[j] bytes. kInvalidArgument when the box cuts off a part of what `copy` reads elsewhere than
-/// at the granule, or when the innermost source stride would break a run (a run needs elements that lie next to each other). A box that holds nothing of what `copy` reads gives
-/// a nest of no bytes (run_bytes 0), which executor and fingerprint pass over; an empty box is kInvalidArgument. kUnsupported when the part
-/// needs more than kCopyDimsMax dimensions.
+/// stands at src_offset + sum_j i_j * src_strides[j] bytes. kInvalidArgument when the box cuts off a part of what `copy` reads elsewhere
+/// than at the granule, or when the innermost source stride would break a run (a run needs elements that lie next to each other). A box
+/// that holds nothing of what `copy` reads gives a nest of no bytes (run_bytes 0), which executor and fingerprint pass over; an empty box
+/// is kInvalidArgument. kUnsupported when the part needs more than kCopyDimsMax dimensions.
 Result<StridedCopy> slice(const StridedCopy& copy, const TensorGeometry& source, const Box& box, std::int64_t src_offset,
                           std::span<const std::int64_t> src_strides);
 

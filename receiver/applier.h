@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/fingerprint_sum.h"
@@ -18,9 +19,26 @@
 
 namespace headrace {
 
+/// A part of a tensor that is converted on its way into storage: what is read is summed as it is and as what it becomes.
+struct CastRead {
+  std::uint32_t tensor = 0;  // index into SyncPlan::tensors()
+  StridedCopy memory_to_tensor;
+  const std::byte* memory = nullptr;
+};
+
+/// The work of one bucket, or of one call.
+struct ApplyWork {
+  std::vector<SyncPlan::KeyedJob> jobs;
+  std::vector<CastRead> casts;
+};
+/// Appends what brings `box` of a tensor from `source` to all its places; see SyncPlan::append_jobs().
+Status append_work(const SyncPlan& plan, std::uint32_t tensor, const Box& box, const std::byte* source,
+                   std::span<const std::int64_t> strides, ApplyWork& work);
+
 /// What a bucket's execution did.
 struct ApplyStats {
   CopyStats copies;
+  std::vector<std::pair<std::uint32_t, CastSums>> cast_sums;  // per CastRead
   std::uint64_t runs = 0;
   std::uint64_t run_experts = 0;
 };
@@ -48,10 +66,12 @@ class Applier {
   Applier(const Applier&) = delete;
   Applier& operator=(const Applier&) = delete;
 
-  /// Joins the jobs into runs and executes them in one batch.
-  Status apply_async(std::vector<SyncPlan::KeyedJob> jobs, std::function<void(const ApplyStats&)> done);
-  /// Reads every tensor of the plan back through its placements and compares it with `expected`.
-  Status prove_async(std::shared_ptr<const SyncPlan> plan, ExpectedSums expected, std::function<void(ProofOutcome)> done);
+  /// Sums what is to be converted, joins the jobs into runs and executes them in one batch.
+  Status apply_async(std::shared_ptr<const SyncPlan> plan, ApplyWork work, std::function<void(const ApplyStats&)> done);
+  /// Reads every tensor of the plan back through its placements and compares it with `expected`. One that was converted has two proofs:
+  /// what was read from buckets sums to `expected`, and storage to what the conversion gave (`converted`, per tensor, empty when none was).
+  Status prove_async(std::shared_ptr<const SyncPlan> plan, ExpectedSums expected, std::vector<CastSums> converted,
+                     std::function<void(ProofOutcome)> done);
   /// Any other work that must be ordered with the above: hooks, inspection.
   Status run_async(std::function<void()> work);
 
@@ -61,7 +81,8 @@ class Applier {
 
  private:
   Applier(DeviceKind device_kind, std::uint32_t threads) : device_kind_(device_kind), pool_(threads), executor_(pool_) {}
-  ProofOutcome prove(const SyncPlan& plan, const ExpectedSums& expected);
+  void sum_casts(const SyncPlan& plan, const ApplyWork& work, ApplyStats& stats);
+  ProofOutcome prove(const SyncPlan& plan, const ExpectedSums& expected, const std::vector<CastSums>& converted);
 
   const DeviceKind device_kind_;
   std::atomic<std::uint64_t> progress_{0};

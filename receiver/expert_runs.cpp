@@ -8,7 +8,7 @@ namespace {
 
 /// The same loops, wherever they start.
 bool joinable(const CopyJob& a, const CopyJob& b) {
-  return (a.src == nullptr) == (b.src == nullptr) && a.constant == b.constant && a.copy.run_bytes == b.copy.run_bytes &&
+  return (a.src == nullptr) == (b.src == nullptr) && a.constant == b.constant && a.cast == b.cast && a.copy.run_bytes == b.copy.run_bytes &&
          a.copy.dim_count == b.copy.dim_count && a.copy.indexed_dim == b.copy.indexed_dim &&
          a.copy.indexed_source == b.copy.indexed_source &&
          std::equal(a.copy.dims.begin(), a.copy.dims.begin() + a.copy.dim_count, b.copy.dims.begin()) &&

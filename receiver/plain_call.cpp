@@ -8,24 +8,28 @@
 namespace headrace {
 namespace {
 
-/// What this rank wants of an entry of a one-sender plan, summed over the packed bytes of the whole tensor.
-FingerprintSum wanted_sum(const SyncPlan& plan, std::uint32_t entry, const std::byte* bytes) {
-  FingerprintSum sum;
+/// What this rank wants of an entry of a one-sender plan, summed over the packed bytes of the whole tensor; with a cast also over what it
+/// becomes.
+CastSums wanted_sums(const SyncPlan& plan, std::uint32_t entry, const std::byte* bytes) {
+  CastSums sums;
   const PlanEntry& planned = plan.entries(0)[entry];
-  if (planned.tensor < 0) return sum;
+  if (planned.tensor < 0) return sums;
   const PlanTensor& tensor = plan.tensors()[static_cast<std::size_t>(planned.tensor)];
-  const TensorGeometry& source = plan.geometry().of(tensor.rule).source;
-  const auto strides = packed_strides(source.shape, source.elem_bytes);
+  const auto strides = packed_strides(plan.entry(0, entry).shape, tensor.elem_bytes);
   for (const Box& box : planned.wanted) {
-    Result<StridedCopy> nest = pack_nest(box.shape(), source.elem_bytes, strides);
+    const Result<StridedCopy> nest = plan.tensor_nest(tensor, box, strides);
     HEADRACE_CHECK(nest.ok(), "a box of a packed tensor is a nest");
-    StridedCopy in_place = std::move(nest).value();
-    for (std::size_t d = 0; d < strides.size(); ++d) in_place.src_offset += box.lo[d] * strides[d];
-    in_place.dst_offset = in_place.src_offset;
-    for (std::size_t d = 0; d < in_place.dim_count; ++d) in_place.dims[d].dst_stride = in_place.dims[d].src_stride;
-    sum += fingerprint_nest(tensor.key, in_place, bytes);
+    std::int64_t offset = 0;
+    for (std::size_t d = 0; d < strides.size(); ++d) offset += box.lo[d] * strides[d];
+    if (tensor.cast.none()) {
+      sums.read += fingerprint_nest(tensor.key, inverse(nest.value()), bytes + offset);
+    } else {
+      const CastSums part = fingerprint_cast(tensor.key, tensor.live_key, tensor.cast, nest.value(), bytes + offset);
+      sums.read += part.read;
+      sums.converted += part.converted;
+    }
   }
-  return sum;
+  return sums;
 }
 
 }  // namespace
@@ -70,13 +74,13 @@ Result<SyncPlan::Outcome> SessionControl::plan_plain(std::span<const NamedView> 
 Status SessionControl::jobs_plain(const SyncPlan& plan, std::span<const NamedView> tensors, std::vector<SyncPlan::KeyedJob>& jobs) const {
   for (const PlanTensor& tensor : plan.tensors()) {
     const std::uint32_t e = tensor.entries.front().second;
-    const TensorGeometry& source = env_.geometry->of(tensor.rule).source;
-    const auto strides = packed_strides(source.shape, source.elem_bytes);
+    const Shape& shape = plan.entry(0, e).shape;
+    const auto strides = packed_strides(shape, tensor.elem_bytes);
     for (const Box& box : plan.entries(0)[e].wanted) {
       std::int64_t offset = 0;
       for (std::size_t d = 0; d < strides.size(); ++d) offset += box.lo[d] * strides[d];
       HEADRACE_RETURN_IF_ERROR(plan.append_jobs(tensor, box, tensors[e].bytes.data() + offset,
-                                                box == Box::whole(source.shape) ? std::span<const std::int64_t>() : strides, jobs));
+                                                box == Box::whole(shape) ? std::span<const std::int64_t>() : strides, jobs));
     }
   }
   return ok_status();
@@ -87,9 +91,9 @@ void SessionControl::load_plain(std::span<const NamedView> tensors, Done done) {
     return done(Status(Code::kFailedPrecondition, last_failure_.empty() ? "load() outside begin() and finish()" : last_failure_));
   }
   // Every call is a small update of its own up to its first byte: resolved and checked as a whole.
-  std::vector<SyncPlan::KeyedJob> jobs;
+  ApplyWork work;
   Result<SyncPlan::Outcome> planned = plan_plain(tensors);
-  const Status checked = planned.ok() ? jobs_plain(*planned.value().plan, tensors, jobs) : planned.status();
+  const Status checked = planned.ok() ? jobs_plain(*planned.value().plan, tensors, work.jobs) : planned.status();
   if (!checked.ok()) {
     // Earlier calls may have written: then what is in storage is half of an update, and says so.
     if (state_ == SessionState::kApplying) fail(SessionEvent::kFailure, checked, "transfer");
@@ -99,17 +103,12 @@ void SessionControl::load_plain(std::span<const NamedView> tensors, Done done) {
   first_enqueue();
   session_->deadline.touch();
   const SessionId id = session_->id;
-  const Status enqueued = env_.applier->apply_async(std::move(jobs), [this, id, tensors, done, plan](const ApplyStats& stats) {
-    std::vector<FingerprintSum> sums;
-    for (std::uint32_t e = 0; e < tensors.size(); ++e) sums.push_back(wanted_sum(*plan, e, tensors[e].bytes.data()));
+  const Status enqueued = env_.applier->apply_async(plan, std::move(work), [this, id, tensors, done, plan](const ApplyStats& stats) {
+    std::vector<CastSums> sums;
+    for (std::uint32_t e = 0; e < tensors.size(); ++e) sums.push_back(wanted_sums(*plan, e, tensors[e].bytes.data()));
     env_.post([this, id, stats, done, tensors, sums = std::move(sums)] {
       if (!current(id)) return done(Status(Code::kCancelled, last_failure_));
-      wire::Receipt& receipt = session_->receipt;
-      receipt.batches += stats.copies.batches;
-      receipt.copies += stats.copies.copies;
-      receipt.applied_bytes += stats.copies.bytes;
-      receipt.runs += stats.runs;
-      receipt.run_experts += stats.run_experts;
+      session_->count(stats);
       for (std::size_t i = 0; i < tensors.size(); ++i) {
         const Shape shape(tensors[i].shape.begin(), tensors[i].shape.end());
         plain_entries_.push_back({std::string(tensors[i].name), tensors[i].dtype, shape, Box::whole(shape)});
@@ -134,8 +133,11 @@ void SessionControl::finish_plain(ReceiptDone done) {
     return fail(SessionEvent::kFailure, std::move(failure));
   }
   session_->adopt(std::move(outcome.plan));
-  for (std::size_t t = 0; t < session_->sums.size(); ++t)
-    session_->sums[t] = plain_sums_[session_->plan->tensors()[t].entries.front().second];
+  for (std::size_t t = 0; t < session_->sums.size(); ++t) {
+    const CastSums& given = plain_sums_[session_->plan->tensors()[t].entries.front().second];
+    session_->sums[t] = given.read;
+    if (session_->plan->converts()) session_->cast_sums[t] = given;
+  }
   session_->receipt.data_path = "load";
   prove(*session_);
 }

@@ -383,10 +383,10 @@ void SessionControl::on_bucket(UpdateSession& session, SessionSender& sender, co
   if (session.receipt.data_path.empty()) session.receipt.data_path = attachment.empty() ? "shm" : "inline";
   // Inline bytes live until their copies are done.
   const auto carried = std::make_shared<const std::vector<std::byte>>(std::move(attachment));
-  std::vector<SyncPlan::KeyedJob> jobs;
+  ApplyWork work;
   wire::Failure failure;
   const Status checked = session.check_bucket(
-      sender, bucket, env_.options->credits, [&](MemoryId memory) { return PeerBook::resolve(from, memory, *carried); }, jobs, failure);
+      sender, bucket, env_.options->credits, [&](MemoryId memory) { return PeerBook::resolve(from, memory, *carried); }, work, failure);
   if (!checked.ok()) {
     failure.code = static_cast<std::uint32_t>(checked.code());
     failure.message = checked.message();
@@ -396,16 +396,11 @@ void SessionControl::on_bucket(UpdateSession& session, SessionSender& sender, co
   first_enqueue();
   const std::string name = sender.name;
   const Status enqueued = env_.applier->apply_async(
-      std::move(jobs), [this, id = session.id, name, sequence = bucket.sequence, carried](const ApplyStats& stats) {
+      session.plan, std::move(work), [this, id = session.id, name, sequence = bucket.sequence, carried](const ApplyStats& stats) {
         env_.post([this, id, name, sequence, stats] {
           if (!current(id)) return;
           SessionSender* row = session_->find(name);
-          wire::Receipt& receipt = session_->receipt;
-          receipt.batches += stats.copies.batches;
-          receipt.copies += stats.copies.copies;
-          receipt.applied_bytes += stats.copies.bytes;
-          receipt.runs += stats.runs;
-          receipt.run_experts += stats.run_experts;
+          session_->count(stats);
           ++row->consumed;
           session_->deadline.touch();
           meter_.sample();
@@ -458,7 +453,7 @@ void SessionControl::prove(UpdateSession& session) {
     });
   };
   session.receipt.proven = to_prove || session.plan->tensors().empty();
-  const Status enqueued = to_prove ? env_.applier->prove_async(session.plan, session.sums, std::move(finish))
+  const Status enqueued = to_prove ? env_.applier->prove_async(session.plan, session.sums, session.cast_sums, std::move(finish))
                                    : env_.applier->run_async([finish = std::move(finish)] { finish(ProofOutcome{}); });
   if (!enqueued.ok()) fail(SessionEvent::kFailure, enqueued, "prepare");
 }

@@ -119,7 +119,7 @@ class SessionControl {
   MemoryMeter meter_;
   // The plain call.
   std::vector<wire::ManifestEntry> plain_entries_;
-  std::vector<FingerprintSum> plain_sums_;
+  std::vector<CastSums> plain_sums_;
   ReceiptDone plain_done_;
 };
 

@@ -31,11 +31,30 @@ Status check_placement(const Placement& placement, const StridedCopy& packed, co
   return ok_status();
 }
 
+/// A cast moves whole elements: every number of the nest is a multiple of their size.
+Status check_casts(const TensorRule& rule) {
+  const Dtype kept = rule.dtypes.front();
+  for (const Dtype dtype : rule.casts) {
+    if (castable(dtype, kept) && dtype != kept) continue;
+    return Status(Code::kInvalidArgument, fmt::format("no conversion from {} to {}", dtype_name(dtype), dtype_name(kept)));
+  }
+  if (rule.casts.empty()) return ok_status();
+  const std::int64_t elem = dtype_bytes(kept);
+  for (const Placement& placement : rule.placements) {
+    const StridedCopy& copy = placement.copy;
+    std::int64_t odd = copy.src_offset % elem | copy.dst_offset % elem | copy.run_bytes % elem | placement.slot_stride % elem;
+    for (const CopyDim& dim : copy.loops()) odd |= dim.src_stride % elem | dim.dst_stride % elem;
+    if (odd != 0) return Status(Code::kInvalidArgument, fmt::format("a nest that cuts elements of {} cannot convert", dtype_name(kept)));
+  }
+  return ok_status();
+}
+
 /// `slots`: local slots of the rule's layer, 1 for a tensor that is no expert.
 Result<RuleGeometry> geometry_of(const TensorRule& rule, std::int64_t slots, std::span<const std::int64_t> storage_bytes) {
   RuleGeometry geometry;
   geometry.source = TensorGeometry{rule.shape, dtype_bytes(rule.dtypes.front())};
   geometry.granule.assign(rule.shape.size(), 1);
+  HEADRACE_RETURN_IF_ERROR(check_casts(rule));
   if (rule.placements.size() > kPlacementsMax) return Status(Code::kInternal, fmt::format("{} placements", rule.placements.size()));
   for (const Placement& placement : rule.placements) {
     Result<std::vector<std::int64_t>> cut = granule(placement.copy, geometry.source);
@@ -164,8 +183,15 @@ class PlanCompiler {
     }
     const auto [found, added] = by_name_.try_emplace(entry.name, static_cast<std::int32_t>(plan_.tensors_.size()));
     if (added) {
-      plan_.tensors_.push_back(
-          {resolution.rule, resolution.expert, resolution.slots, tensor_key(entry.name, entry.dtype, entry.shape), {}});
+      PlanTensor tensor{resolution.rule, resolution.expert, resolution.slots, tensor_key(entry.name, entry.dtype, entry.shape), {}, {}};
+      tensor.elem_bytes = dtype_bytes(entry.dtype);
+      tensor.live_key = tensor.key;
+      if (std::find(rule.dtypes.begin(), rule.dtypes.end(), entry.dtype) == rule.dtypes.end()) {
+        tensor.cast = {entry.dtype, rule.dtypes.front()};
+        plan_.converts_ = true;
+        tensor.live_key = tensor_key(entry.name, rule.dtypes.front(), entry.shape);
+      }
+      plan_.tensors_.push_back(std::move(tensor));
     } else if (const auto& [s0, e0] = plan_.tensors_[static_cast<std::size_t>(found->second)].entries.front();
                plan_.entry(s0, e0).dtype != entry.dtype) {
       defect(Code::kInvalidArgument, entry.name,
@@ -188,7 +214,8 @@ class PlanCompiler {
       return false;
     };
     if (entry.shape != rule.shape) return say("shape", to_string(rule.shape), to_string(entry.shape));
-    if (std::find(rule.dtypes.begin(), rule.dtypes.end(), entry.dtype) == rule.dtypes.end()) {
+    const auto among = [&](const std::vector<Dtype>& list) { return std::find(list.begin(), list.end(), entry.dtype) != list.end(); };
+    if (!among(rule.dtypes) && !among(rule.casts)) {
       return say("dtype", std::string(dtype_name(rule.dtypes.front())), std::string(dtype_name(entry.dtype)));
     }
     if (!rule.placements.empty() && std::find(options_.scopes.begin(), options_.scopes.end(), rule.scope) == options_.scopes.end()) {
@@ -326,6 +353,38 @@ wire::Accept SyncPlan::accept_for(std::uint32_t sender) const {
   return accept;
 }
 
+namespace {
+
+/// Byte strides of a source over elements of `cast.from`, in bytes of the type that storage holds.
+Result<std::vector<std::int64_t>> strides_as_kept(ElementCast cast, std::span<const std::int64_t> strides) {
+  std::vector<std::int64_t> kept(strides.begin(), strides.end());
+  for (std::int64_t& stride : kept) {
+    if (stride % cast.from_bytes() != 0) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("strides {}: those of a tensor that is converted are multiples of its {} bytes an element",
+                                to_string(strides), cast.from_bytes()));
+    }
+    stride = stride / cast.from_bytes() * cast.to_bytes();
+  }
+  return kept;
+}
+
+/// The same nest with its source side in elements of `cast.from`.
+StridedCopy with_cast_source(StridedCopy copy, ElementCast cast) {
+  copy.src_offset = cast.source_bytes(copy.src_offset);
+  for (std::size_t j = 0; j < copy.dim_count; ++j) copy.dims[j].src_stride = cast.source_bytes(copy.dims[j].src_stride);
+  return copy;
+}
+
+}  // namespace
+
+Result<StridedCopy> SyncPlan::tensor_nest(const PlanTensor& tensor, const Box& box, std::span<const std::int64_t> strides) const {
+  const TensorGeometry source{index_->rule(tensor.rule).shape, tensor.elem_bytes};
+  const std::int64_t bytes = element_count(source.shape).value_or(0) * source.elem_bytes;
+  const auto packed = packed_strides(box.shape(), source.elem_bytes);
+  return slice(StridedCopy::flat(0, 0, bytes), source, box, 0, strides.empty() ? std::span<const std::int64_t>(packed) : strides);
+}
+
 Status SyncPlan::append_jobs(const PlanTensor& tensor, const Box& box, const std::byte* source, std::span<const std::int64_t> strides,
                              std::vector<KeyedJob>& jobs) const {
   const TensorRule& rule = index_->rule(tensor.rule);
@@ -338,17 +397,24 @@ Status SyncPlan::append_jobs(const PlanTensor& tensor, const Box& box, const std
     if (strides.empty() && box == placement.box) {
       copy = geometry.packed[p];
     } else {
-      const auto packed = strides.empty() ? packed_strides(box.shape(), geometry.source.elem_bytes)
-                                          : std::vector<std::int64_t>(strides.begin(), strides.end());
-      Result<StridedCopy> cut = slice(placement.copy, geometry.source, box, 0, packed);
+      std::vector<std::int64_t> steps(strides.begin(), strides.end());
+      if (strides.empty()) {
+        steps = packed_strides(box.shape(), geometry.source.elem_bytes);
+      } else if (!tensor.cast.none()) {
+        Result<std::vector<std::int64_t>> kept = strides_as_kept(tensor.cast, strides);
+        if (!kept.ok()) return kept.status();
+        steps = std::move(kept).value();
+      }
+      Result<StridedCopy> cut = slice(placement.copy, geometry.source, box, 0, steps);
       if (!cut.ok()) return cut.status();
       copy = std::move(cut).value();
     }
+    if (!tensor.cast.none()) copy = with_cast_source(std::move(copy), tensor.cast);
     const std::int64_t slot_0 = copy.dst_offset;
     for (const std::int32_t slot : tensor.slots) {
       copy.dst_offset = slot_0 + slot * placement.slot_stride;
-      jobs.push_back(
-          {tensor.rule * kPlacementsMax + p, tensor.expert >= 0, CopyJob{copy, source, geometry_->storage(placement.storage), 0}});
+      jobs.push_back({tensor.rule * kPlacementsMax + p, tensor.expert >= 0,
+                      CopyJob{copy, source, geometry_->storage(placement.storage), 0, tensor.cast}});
     }
   }
   if (jobs.size() == before) return Status(Code::kInvalidArgument, fmt::format("box {} lies in no wanted region", to_string(box)));

@@ -43,8 +43,11 @@ struct PlanTensor {
   std::uint32_t rule = 0;
   std::int32_t expert = -1;
   std::span<const std::int32_t> slots;
-  TensorKey key;
+  TensorKey key;                                                 // of the tensor as it is sent
   std::vector<std::pair<std::uint32_t, std::uint32_t>> entries;  // (sender, entry) that bring it
+  TensorKey live_key;                                            // of the tensor as storage holds it; another only with a cast
+  ElementCast cast{};
+  std::int64_t elem_bytes = 1;  // of the tensor as it is sent
 };
 
 /// The nests of a rule, cut once for the whole of what a rank wants, and where boxes may be cut. Precomputed for each rule of an index.
@@ -89,6 +92,8 @@ class SyncPlan {
   std::span<const SenderPart> parts() const noexcept { return parts_; }
   std::span<const PlanEntry> entries(std::uint32_t sender) const { return entries_.at(sender); }
   std::span<const PlanTensor> tensors() const noexcept { return tensors_; }
+  /// Whether any tensor is converted.
+  bool converts() const noexcept { return converts_; }
   /// The answer to one sender.
   wire::Accept accept_for(std::uint32_t sender) const;
   const wire::ManifestEntry& entry(std::uint32_t sender, std::uint32_t index) const { return parts_[sender].entries[index]; }
@@ -105,6 +110,8 @@ class SyncPlan {
   /// all its places. kInvalidArgument when the box is not cut at the granule or lies in no placement as a whole.
   Status append_jobs(const PlanTensor& tensor, const Box& box, const std::byte* source, std::span<const std::int64_t> strides,
                      std::vector<KeyedJob>& jobs) const;
+  /// The nest that reads the same bytes as append_jobs() in terms of the tensor: its destination side counts bytes of the whole tensor.
+  Result<StridedCopy> tensor_nest(const PlanTensor& tensor, const Box& box, std::span<const std::int64_t> strides) const;
 
  private:
   friend class PlanCompiler;
@@ -116,6 +123,7 @@ class SyncPlan {
   std::vector<SenderPart> parts_;
   std::vector<std::vector<PlanEntry>> entries_;
   std::vector<PlanTensor> tensors_;
+  bool converts_ = false;
 };
 
 }  // namespace headrace

@@ -36,13 +36,14 @@ void UpdateSession::adopt(std::shared_ptr<const SyncPlan> agreed) {
   plan = std::move(agreed);
   coverage = std::make_unique<Coverage>(*plan);
   sums.assign(plan->tensors().size(), FingerprintSum{});
+  cast_sums.assign(plan->converts() ? plan->tensors().size() : 0, CastSums{});
   receipt.tensors = plan->tensors().size();
   for (const PlanTensor& tensor : plan->tensors())
     if (tensor.expert >= 0) ++receipt.expert_tensors;
 }
 
 Status UpdateSession::check_bucket(SessionSender& sender, const wire::Bucket& bucket, std::uint32_t credits, const Resolve& resolve,
-                                   std::vector<SyncPlan::KeyedJob>& jobs, wire::Failure& failure) {
+                                   ApplyWork& work, wire::Failure& failure) {
   failure.bucket = static_cast<std::int64_t>(bucket.sequence);
   failure.sender = sender.name;
   if (sender.ended) return Status(Code::kFailedPrecondition, "a bucket after END");
@@ -78,11 +79,12 @@ Status UpdateSession::check_bucket(SessionSender& sender, const wire::Bucket& bu
     const auto within = [&](const Status& status) { return Status(status.code(), fmt::format("{}: {}", failure.name, status.message())); };
     Result<std::span<const std::byte>> memory = resolve(extent.memory);
     if (!memory.ok()) return within(memory.status());
-    if (Status status = check_extent_bytes(extent, box.shape(), source.elem_bytes, memory.value()); !status.ok()) return within(status);
+    if (Status status = check_extent_bytes(extent, box.shape(), tensor.elem_bytes, memory.value()); !status.ok()) return within(status);
     if (Status status = coverage->add(s, extent.entry, box); !status.ok()) return within(status);
-    if (Status status = plan->append_jobs(tensor, box, memory.value().data() + extent.offset, extent.strides, jobs); !status.ok())
+    const auto t = static_cast<std::uint32_t>(entry.tensor);
+    if (Status status = append_work(*plan, t, box, memory.value().data() + extent.offset, extent.strides, work); !status.ok())
       return within(status);
-    receipt.wire_bytes += static_cast<std::uint64_t>(box.elements() * source.elem_bytes);
+    receipt.wire_bytes += static_cast<std::uint64_t>(box.elements() * tensor.elem_bytes);
   }
   ++sender.buckets;
   ++receipt.buckets;
@@ -118,6 +120,18 @@ Status UpdateSession::check_end(SessionSender& sender, const wire::End& end, boo
   }
   sender.ended = true;
   return ok_status();
+}
+
+void UpdateSession::count(const ApplyStats& stats) {
+  receipt.batches += stats.copies.batches;
+  receipt.copies += stats.copies.copies;
+  receipt.applied_bytes += stats.copies.bytes;
+  receipt.runs += stats.runs;
+  receipt.run_experts += stats.run_experts;
+  for (const auto& [tensor, parts] : stats.cast_sums) {
+    cast_sums[tensor].read += parts.read;
+    cast_sums[tensor].converted += parts.converted;
+  }
 }
 
 double UpdateSession::lap_ms() {

@@ -50,7 +50,8 @@ struct UpdateSession {
   std::shared_ptr<const SyncPlan> plan;
   std::unique_ptr<Coverage> coverage;
   ExpectedSums sums;
-  std::uint64_t sums_given = 0;  // entries with a fingerprint so far
+  std::uint64_t sums_given = 0;     // entries with a fingerprint so far
+  std::vector<CastSums> cast_sums;  // of the tensors that are converted, as their bytes were read
   wire::Receipt receipt;
   const Clock* clock;
   ProgressDeadline deadline;
@@ -75,10 +76,12 @@ struct UpdateSession {
   /// Checks one bucket against plan, coverage and memory, and turns it into nests; nothing is written. On failure `failure` names bucket
   /// and tensor. `resolve` gives the readable bytes of a memory.
   using Resolve = std::function<Result<std::span<const std::byte>>(MemoryId)>;
-  Status check_bucket(SessionSender& sender, const wire::Bucket& bucket, std::uint32_t credits, const Resolve& resolve,
-                      std::vector<SyncPlan::KeyedJob>& jobs, wire::Failure& failure);
+  Status check_bucket(SessionSender& sender, const wire::Bucket& bucket, std::uint32_t credits, const Resolve& resolve, ApplyWork& work,
+                      wire::Failure& failure);
   /// Takes a sender's fingerprints: each wanted entry once, nothing else. An empty list is possible only when nothing is to be proven.
   Status check_end(SessionSender& sender, const wire::End& end, bool require_proof, wire::Failure& failure);
+  /// Adds what the apply thread did to the receipt and to the sums of conversions.
+  void count(const ApplyStats& stats);
   /// Milliseconds since the last call, or since OPEN.
   double lap_ms();
   /// Which senders have not done what is due, for deadline messages.

@@ -27,6 +27,24 @@ TEST(ExitCodes, TellInputPeersAndOurBugsApart) {
   EXPECT_EQ(to_int(exit_code(Code::kInternal)), 5);
 }
 
+TEST(ConvertedBytes, AreWhatStorageOfAnotherTypeHolds) {
+  CheckpointTensor tensor;
+  tensor.name = "w";
+  tensor.dtype = Dtype::kF32;
+  tensor.shape = {2};
+  const auto of = [](std::initializer_list<int> list) {
+    std::vector<std::byte> bytes;
+    for (const int value : list) bytes.push_back(static_cast<std::byte>(value));
+    return bytes;
+  };
+  const auto singles = of({0x00, 0x00, 0x80, 0x3F, 0x00, 0x80, 0x81, 0xBF});  // 1 and a tie below -1
+  const auto converted = converted_bytes(tensor, singles, Dtype::kBF16);
+  ASSERT_TRUE(converted.ok()) << converted.status().to_string();
+  EXPECT_EQ(converted.value(), of({0x80, 0x3F, 0x82, 0xBF}));
+  EXPECT_FALSE(converted_bytes(tensor, singles, Dtype::kU8).ok());
+  EXPECT_FALSE(converted_bytes(tensor, singles, Dtype::kF32).ok());
+}
+
 TEST(HumanBytes, UsePowersOfThousandAndThreeDigits) {
   EXPECT_EQ(human_bytes(0), "0 B");
   EXPECT_EQ(human_bytes(999), "999 B");

@@ -252,13 +252,13 @@ TEST_F(SmallPlan, RefusesMoreBucketsOnTheWayThanWereGranted) {
   session.adopt(compile({full("lead")}).plan);
   const auto memory = small_model::bytes(140, 1);
   const auto resolve = [&](MemoryId) -> Result<std::span<const std::byte>> { return std::span<const std::byte>(memory); };
-  std::vector<SyncPlan::KeyedJob> jobs;
+  ApplyWork work;
   wire::Failure failure;
   SessionSender& sender = session.senders[0];
-  EXPECT_TRUE(session.check_bucket(sender, {0, {{0, MemoryId{1}, 0, std::nullopt, {}}}}, 1, resolve, jobs, failure).ok());
-  EXPECT_FALSE(session.check_bucket(sender, {1, {{1, MemoryId{1}, 96, std::nullopt, {}}}}, 1, resolve, jobs, failure).ok());
+  EXPECT_TRUE(session.check_bucket(sender, {0, {{0, MemoryId{1}, 0, std::nullopt, {}}}}, 1, resolve, work, failure).ok());
+  EXPECT_FALSE(session.check_bucket(sender, {1, {{1, MemoryId{1}, 96, std::nullopt, {}}}}, 1, resolve, work, failure).ok());
   ++sender.consumed;
-  EXPECT_TRUE(session.check_bucket(sender, {1, {{1, MemoryId{1}, 96, std::nullopt, {}}}}, 1, resolve, jobs, failure).ok());
+  EXPECT_TRUE(session.check_bucket(sender, {1, {{1, MemoryId{1}, 96, std::nullopt, {}}}}, 1, resolve, work, failure).ok());
 }
 
 }  // namespace

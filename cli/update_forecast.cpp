@@ -150,13 +150,13 @@ class Forecaster {
 
   Status take_bucket(Rank& rank, std::vector<wire::Extent> extents) {
     SessionSender& sender = rank.session->senders.front();
-    jobs_.clear();
+    work_ = {};
     batch_.clear();
     wire::Failure failure;
     const auto resolve = [&](MemoryId) { return Result<std::span<const std::byte>>(staging_.bytes()); };
-    HEADRACE_RETURN_IF_ERROR(rank.session->check_bucket(sender, {sender.buckets, std::move(extents)}, 1, resolve, jobs_, failure));
+    HEADRACE_RETURN_IF_ERROR(rank.session->check_bucket(sender, {sender.buckets, std::move(extents)}, 1, resolve, work_, failure));
     sender.consumed = sender.buckets;
-    const ApplyStats stats = make_batch(jobs_, rank.runs, batch_);
+    const ApplyStats stats = make_batch(work_.jobs, rank.runs, batch_);
     wire::Receipt& receipt = rank.session->receipt;
     ++receipt.batches;
     receipt.copies += batch_.size();
@@ -196,7 +196,7 @@ class Forecaster {
   BucketPlan plan_;
   BucketFiller filler_;
   MappedRegion staging_;
-  std::vector<SyncPlan::KeyedJob> jobs_;
+  ApplyWork work_;
   std::vector<CopyJob> batch_;
   UpdateForecast result_;
 };

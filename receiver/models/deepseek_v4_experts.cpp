@@ -200,12 +200,14 @@ class ExpertWriter {
     layout.paired_values.push_back(
         {.map = map_, .prefix = prefix_, .first = "w1.weight_scale_2", .second = "w3.weight_scale_2", .tolerance = 1e-5});
 
+    // Whatever rank an expert lives on, and wherever it moves, every rank has its input scale: a name of its own, not an expert's slot.
     const std::int32_t experts = layout.experts[map_].experts();
-    const Result<ExpertMap> every = ExpertMap::initial(experts, 0, 0, 1);
-    if (!every.ok()) return writer_.fail(every.status());
-    map_ = writer_.expert_map(every.value());
     const std::uint32_t input = parts_.storage(prefix_ + "w2_input_scale", Dtype::kF32, {experts});
-    rule("w2", "input_scale", {Dtype::kF32}, {}, {placement(input, StridedCopy::flat(0, 0, 4), 4)});
+    for (std::int32_t e = 0; e < experts; ++e) {
+      TensorRule scale = parts_.rule(input, "w2", {Dtype::kF32}, {});
+      scale.placements.push_back({.storage = input, .box = Box::whole(scale.shape), .copy = StridedCopy::flat(0, 4 * e, 4)});
+      writer_.named(fmt::format("{}{}.w2.input_scale", prefix_, e), std::move(scale));
+    }
     layout.launch_constants.push_back({.name = parts_.param_of(prefix_ + "l2_activation_scale"),
                                        .dtype = Dtype::kF32,
                                        .shape = {},

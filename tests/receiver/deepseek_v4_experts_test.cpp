@@ -257,7 +257,8 @@ TEST(DeepseekV4Experts, DeclaresTheActivationScaleAsALaunchConstantAndTheGateAnd
   EXPECT_TRUE(constant.shape.empty());
   EXPECT_EQ(constant.prefix, "layers.0.ffn.experts.");
   EXPECT_EQ(constant.suffix, "w2.input_scale");
-  EXPECT_EQ(layout.experts.at(constant.map).local_slots(), 2);
+  EXPECT_EQ(layout.experts.at(constant.map).experts(), 2);
+  EXPECT_EQ(layout.experts.size(), 1U) << "a map for each MoE layer and no other";
   for (const StorageSpec& storage : layout.storages) EXPECT_NE(storage.name, constant.name) << "a reduction is no storage";
   ASSERT_EQ(layout.paired_values.size(), 1U);
   EXPECT_EQ(layout.paired_values[0].first, "w1.weight_scale_2");

@@ -34,6 +34,21 @@ std::string_view family_of(const JsonValue* config) {
   return std::find(kFusedMoe.begin(), kFusedMoe.end(), type) == kFusedMoe.end() ? "dense" : "fused_moe";
 }
 
+/// The text model comes first; only one family has models beside it.
+Status check_scopes(std::string_view family, std::span<const std::string> scopes) {
+  std::vector<std::string_view> known{"target"};
+  if (family == "deepseek_v4") known.insert(known.end(), {"draft", "vision"});
+  bool target = false;
+  for (const std::string& scope : scopes) {
+    if (std::find(known.begin(), known.end(), scope) == known.end()) {
+      return Status(Code::kUnsupported, fmt::format("scope {} of {}: the family has {}", scope, family, fmt::join(known, ", ")));
+    }
+    target = target || scope == "target";
+  }
+  if (!target) return Status(Code::kInvalidArgument, fmt::format("scopes of {}: target is not among them", family));
+  return ok_status();
+}
+
 }  // namespace
 
 std::string ParallelLayout::to_string() const {
@@ -75,10 +90,11 @@ Result<std::vector<std::string>> variant_words(std::string_view family, std::str
 Result<ModelLayout> build_model(const ModelRequest& request, const JsonValue* config, std::span<const CheckpointTensor> tensors) {
   std::string family = request.family;
   if (family == "auto") family = family_of(config);
-  if (family == "dense") return build_dense(request, config, tensors);
-  if (family != "deepseek_v4" && family != "fused_moe") {
+  if (family != "deepseek_v4" && family != "fused_moe" && family != "dense") {
     return Status(Code::kUnsupported, fmt::format("family {} not built: expected auto, deepseek_v4, fused_moe or dense", request.family));
   }
+  HEADRACE_RETURN_IF_ERROR(check_scopes(family, request.scopes));
+  if (family == "dense") return build_dense(request, config, tensors);
   if (config == nullptr) return Status(Code::kInvalidArgument, fmt::format("family {} not built: there is no config.json", family));
   return family == "fused_moe" ? build_fused_moe(request, *config, tensors) : build_deepseek_v4(request, *config);
 }

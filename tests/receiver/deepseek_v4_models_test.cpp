@@ -346,6 +346,20 @@ TEST(DeepseekV4Models, FusesTheDraftsSharedExpertsToo) {
   EXPECT_TRUE(judged.storages.contains("draft.model.layers.1.ffn.experts.shared_l1_weight"));
 }
 
+TEST(DeepseekV4Models, RefusesScopesThatTheFamilyHasNotOrThatLackTheTarget) {
+  const JsonValue config = testing::json(tiny());
+  const auto message = [&](const std::string& family, const Scopes& scopes) {
+    ModelRequest request;
+    request.family = family;
+    request.scopes = scopes;
+    return build_model(request, &config, {}).status().message();
+  };
+  EXPECT_NE(message("deepseek_v4", {"target", "tables"}).find("scope tables of deepseek_v4: the family has target, draft, vision"),
+            std::string::npos);
+  EXPECT_NE(message("deepseek_v4", {"draft"}).find("target is not among them"), std::string::npos);
+  EXPECT_NE(message("dense", {"target", "draft"}).find("scope draft of dense: the family has target"), std::string::npos);
+}
+
 TEST(DeepseekV4Models, RefusesModelsThatTheConfigDoesNotDescribe) {
   const auto draft = build(testing::v4_flash_config(), {"target", "draft"});
   EXPECT_EQ(draft.status().code(), Code::kUnsupported);

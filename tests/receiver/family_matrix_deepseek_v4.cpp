@@ -31,8 +31,8 @@ FamilyMatrix deepseek_v4_matrix() {
   matrix.dtypes = {"fp4", "nvfp4", "bf16", "fp8"};
   matrix.trial = deepseek_v4_trial;
   matrix.rows = {
-      {{"*", "*", "*", "fp8"}, Verdict::kRefused, "expert_dtype is fp8"},
       {{"sglang", "*", "padded", "*"}, Verdict::kNone, "SGLang pads nothing"},
+      {{"*", "*", "*", "fp8"}, Verdict::kRefused, "expert_dtype is fp8"},
       {{"sglang", "*", "exact", "fp4"}, Verdict::kJudged, "DeepseekV4Experts.HoldsBothScalesOfSglang"},
       {{"sglang", "*", "exact", "*"}, Verdict::kRefused, "sglang is of fp4 experts"},
       {{"plain+fused_shared", "*", "padded", "*"}, Verdict::kRefused, "384 wide"},

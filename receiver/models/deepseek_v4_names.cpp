@@ -136,7 +136,7 @@ MappedName map_text(const DeepseekV4Naming& naming, std::string_view checkpoint_
 /// "mtp.<stage>.<rest>": parts of the whole draft lose their stage, all others are those of layer <stage>.
 MappedName map_draft(const DeepseekV4Naming& naming, std::string_view checkpoint_name) {
   constexpr std::string_view kStages = "mtp.";
-  const MappedName dropped{.dropped = true, .name = {}};
+  MappedName dropped{.dropped = true, .name = {}};
   if (!checkpoint_name.starts_with(kStages)) return dropped;
   checkpoint_name.remove_prefix(kStages.size());
   const std::size_t digits = std::min(checkpoint_name.find_first_not_of("0123456789"), checkpoint_name.size());

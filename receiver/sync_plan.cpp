@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <unordered_set>
 
 #include "core/wire/limits.h"
 
@@ -107,7 +106,7 @@ Result<PlanGeometry> PlanGeometry::build(const WeightIndex& index, const Storage
 class PlanCompiler {
  public:
   PlanCompiler(const WeightIndex& index, const PlanGeometry& geometry, const PlanOptions& options)
-      : index_(index), geometry_(geometry), options_(options) {}
+      : index_(index), geometry_(geometry), options_(options), seen_(index.rule_count()) {}
 
   SyncPlan::Outcome compile(const Digest& table, std::vector<SenderPart> parts) {
     plan_.index_ = &index_;
@@ -173,16 +172,16 @@ class PlanCompiler {
   void place(std::uint32_t s, std::uint32_t e, const Resolution& resolution) {
     const wire::ManifestEntry& entry = plan_.parts_[s].entries[e];
     const TensorRule& rule = index_.rule(resolution.rule);
-    if (!agrees(entry, rule, plan_.parts_[s].sender)) {
-      present_.insert(entry.name);  // one defect says it; it is not missing too
+    std::int32_t& seen = seen_of(resolution.rule, resolution.expert);
+    // After a defect the tensor is not missing too: one line says it.
+    const bool wanted = agrees(entry, rule, plan_.parts_[s].sender) && resolution.kind != Resolution::Kind::kNotLocal &&
+                        !rule.placements.empty() && !entry.box.empty();
+    if (!wanted) {
+      if (seen == kUnseen) seen = kNothingWanted;
       return;
     }
-    if (resolution.kind == Resolution::Kind::kNotLocal || rule.placements.empty() || entry.box.empty()) {
-      present_.insert(entry.name);
-      return;
-    }
-    const auto [found, added] = by_name_.try_emplace(entry.name, static_cast<std::int32_t>(plan_.tensors_.size()));
-    if (added) {
+    if (seen < 0) {
+      seen = static_cast<std::int32_t>(plan_.tensors_.size());
       PlanTensor tensor{resolution.rule, resolution.expert, resolution.slots, tensor_key(entry.name, entry.dtype, entry.shape), {}, {}};
       tensor.elem_bytes = dtype_bytes(entry.dtype);
       tensor.live_key = tensor.key;
@@ -192,15 +191,36 @@ class PlanCompiler {
         tensor.live_key = tensor_key(entry.name, rule.dtypes.front(), entry.shape);
       }
       plan_.tensors_.push_back(std::move(tensor));
-    } else if (const auto& [s0, e0] = plan_.tensors_[static_cast<std::size_t>(found->second)].entries.front();
+    } else if (!same_name(plan_.tensors_[static_cast<std::size_t>(seen)], s, e)) {
+      return;
+    } else if (const auto& [s0, e0] = plan_.tensors_[static_cast<std::size_t>(seen)].entries.front();
                plan_.entry(s0, e0).dtype != entry.dtype) {
       defect(Code::kInvalidArgument, entry.name,
              fmt::format("{}: {} from sender {}, {} from sender {}", entry.name, dtype_name(plan_.entry(s0, e0).dtype),
                          plan_.parts_[s0].sender, dtype_name(entry.dtype), plan_.parts_[s].sender));
       return;
     }
-    plan_.tensors_[static_cast<std::size_t>(found->second)].entries.emplace_back(s, e);
-    plan_.entries_[s][e].tensor = found->second;
+    plan_.tensors_[static_cast<std::size_t>(seen)].entries.emplace_back(s, e);
+    plan_.entries_[s][e].tensor = seen;
+  }
+
+  std::int32_t& seen_of(std::uint32_t rule, std::int32_t expert) {
+    std::vector<std::int32_t>& seen = seen_[rule];
+    if (seen.empty()) seen.assign(static_cast<std::size_t>(index_.experts_of(rule)), kUnseen);
+    return seen[static_cast<std::size_t>(std::max(expert, 0))];
+  }
+
+  /// The engine knows some tensors by more than one name; two of them in one update would write the same bytes twice.
+  bool same_name(const PlanTensor& tensor, std::uint32_t s, std::uint32_t e) {
+    const auto& [s0, e0] = tensor.entries.front();
+    const std::string& name = plan_.entry(s, e).name;
+    const std::string& first = plan_.entry(s0, e0).name;
+    if (name == first) return true;
+    if (auto* failure = defect(Code::kInvalidArgument, name,
+                               fmt::format("{}: the same tensor as {} from sender {}", name, first, plan_.parts_[s0].sender))) {
+      failure->sender = plan_.parts_[s].sender;
+    }
+    return false;
   }
 
   bool agrees(const wire::ManifestEntry& entry, const TensorRule& rule, const std::string& sender) {
@@ -294,13 +314,12 @@ class PlanCompiler {
 
   void find_missing() {
     // One line says it all when nothing matched.
-    if (plan_.tensors_.empty() && present_.empty() && defects_total_ > 0) return;
-    for (const WeightIndex::Needed& needed : index_.needed(options_.scopes)) {
-      if (by_name_.contains(needed.name) || present_.contains(needed.name)) continue;
-      const TensorRule& rule = index_.rule(needed.rule);
-      if (rule.optional || rule.placements.empty() || geometry_.of(needed.rule).wanted_bytes == 0 || is_optional(needed.name)) continue;
-      defect(Code::kInvalidArgument, needed.name, fmt::format("{}: no sender brings it", needed.name));
-    }
+    if (defects_total_ > 0 && std::all_of(seen_.begin(), seen_.end(), [](const auto& seen) { return seen.empty(); })) return;
+    index_.visit_needed(options_.scopes, [&](std::uint32_t rule, std::int32_t expert) {
+      if (seen_of(rule, expert) != kUnseen || index_.rule(rule).placements.empty() || geometry_.of(rule).wanted_bytes == 0) return;
+      const std::string name = index_.name_of(rule, expert);
+      if (!is_optional(name)) defect(Code::kInvalidArgument, name, fmt::format("{}: no sender brings it", name));
+    });
   }
 
   bool is_optional(const std::string& name) const {
@@ -312,8 +331,11 @@ class PlanCompiler {
   const PlanGeometry& geometry_;
   const PlanOptions& options_;
   SyncPlan plan_;
-  std::unordered_map<std::string_view, std::int32_t> by_name_;
-  std::unordered_set<std::string_view> present_;  // known names of which nothing is wanted here
+  static constexpr std::int32_t kUnseen = -2;
+  static constexpr std::int32_t kNothingWanted = -1;  // it came, and nothing of it is wanted here
+  // Per rule and expert: the tensor's number among the plan's, or one of the above. Numbers instead of names, which need no hashing; a rule
+  // that nothing asked for yet has none.
+  std::vector<std::vector<std::int32_t>> seen_;
   std::vector<wire::Failure> defects_;
   std::uint64_t defects_total_ = 0;
 };

@@ -59,11 +59,12 @@ std::string_view last_number(std::string_view name) {
 
 }  // namespace
 
-WeightIndex::WeightIndex(ModelLayout layout) : layout_(std::move(layout)) {
+WeightIndex::WeightIndex(ModelLayout layout)
+    : layout_(std::move(layout)), named_(layout_.named.size()), experts_(layout_.expert_rules.size()) {
   const std::size_t count = layout_.named.size() + layout_.expert_rules.size();
   for (const ExpertMap& map : layout_.experts) experts_max_ = std::max(experts_max_, map.experts());
   rules_.reserve(count);
-  named_.reserve(layout_.named.size());
+  maps_.reserve(layout_.expert_rules.size());
   const auto add = [this](const TensorRule& rule) {
     const auto index = static_cast<std::uint32_t>(rules_.size());
     rules_.push_back(&rule);
@@ -71,11 +72,12 @@ WeightIndex::WeightIndex(ModelLayout layout) : layout_(std::move(layout)) {
     return index;
   };
   for (const NamedRule& named : layout_.named) {
-    named_.emplace(named.name, add(named.rule));
+    named_.add(named.name, {}, add(named.rule));
     name_bytes_max_ = std::max(name_bytes_max_, named.name.size());
   }
   for (const ExpertRule& expert : layout_.expert_rules) {
-    experts_[expert.prefix].emplace_back(expert.suffix, add(expert.rule));
+    experts_.add(expert.prefix, expert.suffix, add(expert.rule));
+    maps_.push_back(expert.map);
     name_bytes_max_ = std::max(name_bytes_max_, expert.prefix.size() + kExpertDigitsMax + 1 + expert.suffix.size());
   }
 }
@@ -87,20 +89,15 @@ Resolution WeightIndex::placed(std::uint32_t rule, std::int32_t expert) const {
 
 std::optional<Resolution> WeightIndex::resolve_expert(std::string_view name) const {
   // The id is a number between two dots, and most often the last one of the name.
-  for (std::size_t dot = name.rfind('.'); dot != std::string_view::npos && dot != 0;) {
-    const std::size_t before = name.rfind('.', dot - 1);
-    if (before == std::string_view::npos) break;
-    if (is_digit(name[dot - 1])) {
-      const auto expert = canonical_id(name.substr(before + 1, dot - before - 1), experts_max_);
-      const auto found = expert ? experts_.find(name.substr(0, before + 1)) : experts_.end();
-      if (found != experts_.end()) {
-        const std::string_view suffix = name.substr(dot + 1);
-        for (const auto& [known, rule] : found->second) {
-          if (known == suffix && *expert < map_of(rule).experts()) return placed(rule, *expert);
-        }
-      }
+  std::size_t end = std::string_view::npos;  // the dot behind the part at hand
+  for (std::size_t dot = name.size(); dot-- > 0;) {
+    if (name[dot] != '.') continue;
+    if (end != std::string_view::npos && is_digit(name[end - 1])) {
+      const auto expert = canonical_id(name.substr(dot + 1, end - dot - 1), experts_max_);
+      const auto rule = expert ? experts_.find(name.substr(0, dot + 1), name.substr(end + 1)) : std::nullopt;
+      if (rule && *expert < map_of(*rule).experts()) return placed(*rule, *expert);
     }
-    dot = before;
+    end = dot;
   }
   return std::nullopt;
 }
@@ -122,29 +119,37 @@ Resolution WeightIndex::resolve_scan(std::string_view name) const {
 Resolution WeightIndex::resolve(std::string_view name) const {
   if (name.size() <= name_bytes_max_) {
     if (const auto expert = resolve_expert(name)) return *expert;
-    if (const auto found = named_.find(name); found != named_.end()) return placed(found->second, -1);
+    if (const auto rule = named_.find(name, {})) return placed(*rule, -1);
   }
   return resolve_scan(name);
 }
 
-std::vector<WeightIndex::Needed> WeightIndex::needed(std::span<const std::string> scopes) const {
-  const auto wanted = [&](const TensorRule& rule) {
-    return !rule.optional && std::find(scopes.begin(), scopes.end(), rule.scope) != scopes.end();
-  };
-  std::vector<Needed> names;
-  std::uint32_t index = 0;
-  for (const NamedRule& named : layout_.named) {
-    if (wanted(named.rule)) names.push_back({.name = named.name, .rule = index, .expert = -1});
-    ++index;
-  }
-  for (const ExpertRule& rule : layout_.expert_rules) {
-    const ExpertMap& map = layout_.experts[rule.map];
-    for (std::int32_t e = 0; wanted(rule.rule) && e < map.experts(); ++e) {
-      if (map.slots_of(e).empty()) continue;
-      names.push_back({.name = rule.prefix + std::to_string(e) + "." + rule.suffix, .rule = index, .expert = e});
+std::string WeightIndex::name_of(std::uint32_t rule, std::int32_t expert) const {
+  if (!is_expert(rule)) return layout_.named[rule].name;
+  const ExpertRule& known = layout_.expert_rules[rule - layout_.named.size()];
+  return known.prefix + std::to_string(expert) + "." + known.suffix;
+}
+
+void WeightIndex::visit_needed(std::span<const std::string> scopes,
+                               const std::function<void(std::uint32_t rule, std::int32_t expert)>& visit) const {
+  for (std::uint32_t r = 0; r < rules_.size(); ++r) {
+    if (rules_[r]->optional || std::find(scopes.begin(), scopes.end(), rules_[r]->scope) == scopes.end()) continue;
+    if (!is_expert(r)) {
+      visit(r, -1);
+      continue;
     }
-    ++index;
+    const ExpertMap& map = map_of(r);
+    for (std::int32_t e = 0; e < map.experts(); ++e) {
+      if (!map.slots_of(e).empty()) visit(r, e);
+    }
   }
+}
+
+std::vector<WeightIndex::Needed> WeightIndex::needed(std::span<const std::string> scopes) const {
+  std::vector<Needed> names;
+  visit_needed(scopes, [&](std::uint32_t rule, std::int32_t expert) {
+    names.push_back({.name = name_of(rule, expert), .rule = rule, .expert = expert});
+  });
   return names;
 }
 
@@ -157,15 +162,11 @@ std::vector<std::string> WeightIndex::scopes() const {
 }
 
 std::vector<std::string> WeightIndex::nearest(std::string_view name, std::size_t count) const {
-  const auto id = name.size() <= 2 * name_bytes_max_ ? canonical_id(last_number(name), experts_max_) : std::nullopt;
-  const std::string digits = std::to_string(id.value_or(0));
+  std::int32_t expert = 0;
+  if (name.size() <= 2 * name_bytes_max_) expert = canonical_id(last_number(name), experts_max_).value_or(0);
   std::vector<std::pair<std::int64_t, std::uint32_t>> scored;
   scored.reserve(rules_.size());
-  const auto known = [&](std::uint32_t rule) {
-    if (rule < layout_.named.size()) return layout_.named[rule].name;
-    const ExpertRule& expert = layout_.expert_rules[rule - layout_.named.size()];
-    return expert.prefix + digits + "." + expert.suffix;
-  };
+  const auto known = [&](std::uint32_t rule) { return name_of(rule, expert); };
   for (std::uint32_t rule = 0; rule < rules_.size(); ++rule) scored.emplace_back(-likeness(name, known(rule)), rule);
   count = std::min(count, scored.size());
   std::partial_sort(scored.begin(), scored.begin() + static_cast<std::ptrdiff_t>(count), scored.end());

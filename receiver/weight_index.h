@@ -11,6 +11,7 @@
 
 #include "core/base/digest.h"
 #include "receiver/models/family.h"
+#include "receiver/name_table.h"
 
 namespace headrace {
 
@@ -35,13 +36,16 @@ class WeightIndex {
   WeightIndex(WeightIndex&&) = default;
   WeightIndex& operator=(WeightIndex&&) = default;
 
-  /// Agrees with the engine's own linear scan on every name. Expert names of the plain form cost two small look-ups, all others one exact
-  /// look-up, and only what neither knows goes through the full scan. A name that the engine would take as a stacked parameter already
-  /// put together ("…gate_up_proj.weight") is kUnknown: it is no tensor of a checkpoint, and its bytes are those of the parts.
+  /// Agrees with the engine's own linear scan on every name. Expert names of the plain form cost one look-up by what stands around the id,
+  /// all others one by the whole name, and only what neither knows goes through the full scan. A name that the engine would take as a
+  /// stacked parameter already put together ("…gate_up_proj.weight") is kUnknown: it is no tensor of a checkpoint, and its bytes are those
+  /// of the parts.
   Resolution resolve(std::string_view name) const;
   const TensorRule& rule(std::uint32_t index) const { return *rules_[index]; }
   /// Local slots that a rule's placements repeat over; 1 for a tensor that is no expert.
   std::int64_t slots_of(std::uint32_t index) const { return is_expert(index) ? map_of(index).local_slots() : 1; }
+  /// Logical experts of a rule's layer; 1 for a tensor that is no expert.
+  std::int64_t experts_of(std::uint32_t index) const { return is_expert(index) ? map_of(index).experts() : 1; }
   std::size_t rule_count() const noexcept { return rules_.size(); }
   const ModelLayout& layout() const noexcept { return layout_; }
 
@@ -53,6 +57,10 @@ class WeightIndex {
     std::int32_t expert = -1;
   };
   std::vector<Needed> needed(std::span<const std::string> scopes) const;
+  /// The same without the names.
+  void visit_needed(std::span<const std::string> scopes, const std::function<void(std::uint32_t rule, std::int32_t expert)>& visit) const;
+  /// The checkpoint name of a rule's tensor; `expert` is -1 for one that is no expert.
+  std::string name_of(std::uint32_t rule, std::int32_t expert) const;
   /// The scopes of all rules, each once.
   std::vector<std::string> scopes() const;
   /// The nearest known names to one that is unknown, best first, for error messages. Nearest by the length of the common beginning and
@@ -60,20 +68,18 @@ class WeightIndex {
   std::vector<std::string> nearest(std::string_view name, std::size_t count) const;
 
  private:
-  /// Rules of one expert prefix: suffix and rule.
-  using SuffixRules = std::vector<std::pair<std::string_view, std::uint32_t>>;
-
   std::optional<Resolution> resolve_expert(std::string_view name) const;
   Resolution resolve_scan(std::string_view name) const;
   /// Kind and slots of a rule; the map of its layer knows `expert`.
   Resolution placed(std::uint32_t rule, std::int32_t expert) const;
   bool is_expert(std::uint32_t rule) const noexcept { return rule >= layout_.named.size(); }
-  const ExpertMap& map_of(std::uint32_t rule) const { return layout_.experts[layout_.expert_rules[rule - layout_.named.size()].map]; }
+  const ExpertMap& map_of(std::uint32_t rule) const { return layout_.experts[maps_[rule - layout_.named.size()]]; }
 
-  ModelLayout layout_;                    // the views below point into it
+  ModelLayout layout_;                    // the pointers below point into it
   std::vector<const TensorRule*> rules_;  // named rules, then expert rules
-  std::unordered_map<std::string_view, std::uint32_t> named_;
-  std::unordered_map<std::string_view, SuffixRules> experts_;  // by prefix
+  std::vector<std::uint32_t> maps_;       // per expert rule; beside each other, since every name of an expert asks for one
+  NameTable named_;
+  NameTable experts_;  // by prefix and suffix
   std::unordered_map<std::string, std::vector<std::uint32_t>> by_param_;
   std::int32_t experts_max_ = 0;    // of any layer
   std::size_t name_bytes_max_ = 0;  // of any name that named_ or experts_ can know

@@ -420,24 +420,6 @@ msgpack::object_handle unpack(std::span<const std::byte> bytes) {
   return msgpack::unpack(data, bytes.size(), [](msgpack::type::object_type, std::size_t, void*) { return true; });
 }
 
-ManifestEntry get_entry(const msgpack::object& object) {
-  const auto items = get_array(object, 5);
-  if (items.size() != 3 && items.size() != 5) throw Malformed{"an entry is [name, dtype, shape] or [name, dtype, shape, lo, hi]"};
-  ManifestEntry entry;
-  entry.name = std::string(get_text(items[0], limits::kNameBytesMax));
-  entry.dtype = get_dtype(items[1]);
-  entry.shape = get_numbers(items[2]);
-  if (!byte_count(entry.dtype, entry.shape)) {
-    throw Malformed{fmt::format("{}: shape {} of {} has no whole number of bytes below 2^63", entry.name, to_string(entry.shape),
-                                dtype_name(entry.dtype))};
-  }
-  entry.box = items.size() == 5 ? get_box(items[3], items[4]) : Box::whole(entry.shape);
-  if (!box_fits(entry.box, entry.shape)) {
-    throw Malformed{fmt::format("{}: box {} does not lie in shape {}", entry.name, to_string(entry.box), to_string(entry.shape))};
-  }
-  return entry;
-}
-
 template <class Work>
 auto translate(std::string_view what, Work&& work) -> Result<decltype(work())> {
   try {
@@ -521,24 +503,6 @@ std::vector<std::byte> encode_entries(std::span<const ManifestEntry> entries) {
     }
   }
   return std::move(sink.bytes);
-}
-
-Result<std::vector<ManifestEntry>> decode_entries(std::span<const std::byte> bytes) {
-  return translate("manifest entries", [&] {
-    const msgpack::object_handle handle = unpack(bytes);
-    std::vector<ManifestEntry> entries;
-    const auto items = get_array(handle.get(), limits::kManifestEntriesMax);
-    entries.reserve(items.size());
-    for (std::size_t i = 0; i < items.size(); ++i) {
-      try {
-        entries.push_back(get_entry(items[i]));
-      } catch (Malformed& malformed) {
-        malformed.why = fmt::format("entry {}: {}", i, malformed.why);
-        throw;
-      }
-    }
-    return entries;
-  });
 }
 
 namespace {

@@ -39,7 +39,7 @@ const std::map<std::string, std::vector<std::string>>& allowed_includes() {
 const std::map<std::string, std::vector<std::string>>& third_party_homes() {
   static const std::map<std::string, std::vector<std::string>> kHomes{
       {"zmq", {"core/transport/"}},
-      {"msgpack", {"core/wire/codec.cpp"}},
+      {"msgpack", {"core/wire/codec.cpp", "core/wire/entry_reader.cpp"}},
       {"simdjson", {"core/checkpoint/"}},
       {"nlohmann/", {"core/checkpoint/json_text.cpp", "tests/"}},
       {"hwy/", {"kernels/"}},

@@ -158,6 +158,35 @@ TEST(Codec, RefusesManifestEntriesThatDoNotFit) {
   }
 }
 
+TEST(Codec, SaysWhichManifestEntryIsOfTheWrongKind) {
+  const std::vector<std::pair<std::vector<int>, std::string>> cases{
+      {{0xa1, 'x'}, "expected an array, got text"},
+      {{0x91, 0x05}, "entry 0: expected an array, got a number"},
+      {{0x92, 0x93, 0xa1, 'x', 1, 0x90, 0x92, 0xa1, 'y'}, "entry 1: an entry is [name, dtype, shape]"},
+      {{0x91, 0x93, 0x01, 1, 0x90}, "entry 0: expected text, got a number"},
+      {{0x91, 0x93, 0x90}, "entry 0: expected text, got an array"},
+      {{0x91, 0x93, 0xa1, 'x', 0xa1, '1', 0x90}, "entry 0: expected a non-negative number, got text"},
+      {{0x91, 0x93, 0xa1, 'x', 0xff, 0x90}, "entry 0: expected a non-negative number, got a negative number"},
+      {{0x91, 0x93, 0xa1, 'x', 0xcc, 0xfe, 0x90}, "entry 0: unknown dtype number 254"},
+      {{0x91, 0x93, 0xa1, 'x', 1, 0xc0}, "entry 0: expected an array, got nil"},
+      {{0x91, 0x93, 0xa1, 'x', 1, 0x91, 0xc3}, "entry 0: expected a number, got a boolean"},
+      {{0x91, 0x93, 0xa1, 'x', 1, 0x91, 0x91, 1}, "entry 0: expected a number, got an array"},
+      {{0x91, 0x93, 0xa1, 'x', 1, 0x91, 0xcf, 0x80, 0, 0, 0, 0, 0, 0, 0}, "entry 0: number 9223372036854775808 is beyond"},
+      {{0x91, 0x95, 0xa1, 'x', 1, 0x91, 4, 0x91, 0, 0x92, 1, 1}, "entry 0: a box with 1 and 2 coordinates"},
+      {{0x91, 0x93, 0xa1, 'x', 1, 0x80}, "entry 0: expected an array, got a map"},
+      {{0x91, 0x93, 0xa1, 'x', 1}, "cut short"},
+      {{0x90, 0x90}, "1 bytes after the end"},
+      {{0xc1}, "not msgpack"},
+  };
+  for (const auto& [values, reason] : cases) {
+    std::vector<std::byte> bytes;
+    for (const int value : values) bytes.push_back(static_cast<std::byte>(value));
+    const Status status = decode_entries(bytes).status();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << reason;
+    EXPECT_NE(status.message().find(reason), std::string::npos) << status.message() << " instead of " << reason;
+  }
+}
+
 TEST(Codec, SurvivesAThousandSeededMutationsOfEveryMessage) {
   std::mt19937 random(20261129);
   std::vector<Body> bodies{Hello{},  Welcome{}, Open{},     Manifest{},    Accept{},      Reject{},

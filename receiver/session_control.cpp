@@ -350,13 +350,9 @@ void SessionControl::answer_manifests(UpdateSession& session) {
   for (std::uint32_t s = 0; s < session.senders.size(); ++s) {
     SessionSender& sender = session.senders[s];
     if (!sender.peer) continue;
-    wire::Accept accept = session.plan->accept_for(s);
-    accept.bucket_bytes_max = env_.options->bucket_bytes_max;
     // Whoever knows the manifest by its digest has kept what we wanted of it.
-    if (session.receipt.plan_cached && sender.known_manifest) {
-      accept.known = true;
-      accept.wanted.clear();
-    }
+    wire::Accept accept = session.plan->accept_for(s, session.receipt.plan_cached && sender.known_manifest);
+    accept.bucket_bytes_max = env_.options->bucket_bytes_max;
     env_.send(*sender.peer, session.id, std::move(accept));
   }
   session.receipt.phases.manifest = session.lap_ms();

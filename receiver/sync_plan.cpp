@@ -137,6 +137,7 @@ class PlanCompiler {
     std::size_t total = 0;
     std::vector<std::pair<std::uint32_t, std::uint32_t>> unknown;
     plan_.entries_.resize(plan_.parts_.size());
+    plan_.ignored_.resize(plan_.parts_.size());
     for (std::uint32_t s = 0; s < plan_.parts_.size(); ++s) {
       const auto& entries = plan_.parts_[s].entries;
       plan_.entries_[s].resize(entries.size());
@@ -145,7 +146,10 @@ class PlanCompiler {
         const Resolution resolution = index_.resolve(entries[e].name);
         switch (resolution.kind) {
           case Resolution::Kind::kUnknown: unknown.emplace_back(s, e); break;
-          case Resolution::Kind::kDropped: plan_.entries_[s][e].ignored = true; break;
+          case Resolution::Kind::kDropped:
+            plan_.entries_[s][e].ignored = true;
+            ++plan_.ignored_[s];
+            break;
           case Resolution::Kind::kNotLocal:
           case Resolution::Kind::kPlaced: place(s, e, resolution); break;
         }
@@ -359,15 +363,17 @@ Digest SyncPlan::key_of(const WeightIndex& index, const Digest& table, std::span
   return hasher.finish();
 }
 
-wire::Accept SyncPlan::accept_for(std::uint32_t sender) const {
+wire::Accept SyncPlan::accept_for(std::uint32_t sender, bool known) const {
   wire::Accept accept;
   accept.digest = parts_.at(sender).digest;
   accept.plan_key = key_;
+  accept.ignored = ignored_[sender];
+  accept.known = known;
+  if (known) return accept;
   accept.wanted.resize(entries_[sender].size());
   for (std::size_t e = 0; e < accept.wanted.size(); ++e) {
     const PlanEntry& entry = entries_[sender][e];
     accept.wanted[e].ignored = entry.ignored;
-    if (entry.ignored) ++accept.ignored;
     if (entry.tensor < 0) continue;
     accept.wanted[e].granule = geometry_->of(tensors_[static_cast<std::size_t>(entry.tensor)].rule).granule;
     accept.wanted[e].boxes = entry.wanted;

@@ -94,8 +94,8 @@ class SyncPlan {
   std::span<const PlanTensor> tensors() const noexcept { return tensors_; }
   /// Whether any tensor is converted.
   bool converts() const noexcept { return converts_; }
-  /// The answer to one sender.
-  wire::Accept accept_for(std::uint32_t sender) const;
+  /// The answer to one sender; to one that has kept what was wanted of its manifest (`known`), without that list.
+  wire::Accept accept_for(std::uint32_t sender, bool known = false) const;
   const wire::ManifestEntry& entry(std::uint32_t sender, std::uint32_t index) const { return parts_[sender].entries[index]; }
   const WeightIndex& index() const noexcept { return *index_; }
   const PlanGeometry& geometry() const noexcept { return *geometry_; }
@@ -124,6 +124,7 @@ class SyncPlan {
   std::vector<std::vector<PlanEntry>> entries_;
   std::vector<PlanTensor> tensors_;
   bool converts_ = false;
+  std::vector<std::uint64_t> ignored_;  // entries that the engine drops, per sender
 };
 
 }  // namespace headrace

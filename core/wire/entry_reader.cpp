@@ -39,7 +39,7 @@ class EntryReader : public msgpack::null_visitor {
     switch (depth_) {
       case Depth::kDocument: break;
       case Depth::kList: depth_ = Depth::kDocument; break;
-      case Depth::kEntry: depth_ = Depth::kList; return finish_entry();
+      case Depth::kEntry: return finish_entry();
       case Depth::kNumbers:
         depth_ = Depth::kEntry;
         ++item_;
@@ -130,16 +130,14 @@ class EntryReader : public msgpack::null_visitor {
       return refuse(fmt::format("{}: shape {} of {} has no whole number of bytes below 2^63", entry.name, to_string(entry.shape),
                                 dtype_name(entry.dtype)));
     }
-    if (items_ == 3) {
-      entry.box = Box::whole(entry.shape);
-      return true;
-    }
+    if (items_ == 3) entry.box = Box::whole(entry.shape);
     if (entry.box.lo.size() != entry.box.hi.size()) {
       return refuse(fmt::format("a box with {} and {} coordinates", entry.box.lo.size(), entry.box.hi.size()));
     }
     if (!box_fits(entry.box, entry.shape)) {
       return refuse(fmt::format("{}: box {} does not lie in shape {}", entry.name, to_string(entry.box), to_string(entry.shape)));
     }
+    depth_ = Depth::kList;
     return true;
   }
 

@@ -97,6 +97,43 @@ TEST_F(SmallPlan, FollowsTheExpertMapToTheSlots) {
   EXPECT_EQ(jobs[1].job.copy.dst_offset, 32);
 }
 
+TEST_F(SmallPlan, TakesATensorByEitherOfItsNamesButNotByBoth) {
+  ModelLayout layout = small_model::layout();
+  layout.scan = [](std::string_view name) {
+    ScanAnswer answer;
+    if (name == "base_layer.a.weight") answer = {.kind = ScanAnswer::Kind::kParam, .param = "plain", .shard = ""};
+    return answer;
+  };
+  const WeightIndex index(layout);
+  const PlanGeometry geometry = PlanGeometry::build(index, storage_.table()).value();
+  const auto compiled = [&](SenderPart part) {
+    return SyncPlan::compile(index, geometry, storage_.table().digest(), {std::move(part)}, {{"target"}});
+  };
+  SenderPart renamed = full("lead");
+  renamed.entries[0].name = "base_layer.a.weight";
+  EXPECT_NE(compiled(renamed).plan, nullptr) << "what the tensor covers does not depend on its spelling";
+  SenderPart both = full("lead");
+  both.entries.push_back(whole("base_layer.a.weight", Dtype::kBF16, {6, 8}));
+  const auto outcome = compiled(both);
+  EXPECT_EQ(outcome.plan, nullptr);
+  ASSERT_EQ(outcome.defects.size(), 1U);
+  EXPECT_EQ(outcome.defects[0].message, "base_layer.a.weight: the same tensor as a.weight from sender lead");
+}
+
+TEST_F(SmallPlan, AnswersASenderThatKeptTheListWithoutIt) {
+  const auto outcome = compile({full("lead")});
+  ASSERT_NE(outcome.plan, nullptr);
+  const wire::Accept whole_answer = outcome.plan->accept_for(0);
+  const wire::Accept known = outcome.plan->accept_for(0, true);
+  EXPECT_FALSE(whole_answer.known);
+  EXPECT_EQ(whole_answer.wanted.size(), 4U);
+  EXPECT_TRUE(known.known);
+  EXPECT_TRUE(known.wanted.empty());
+  EXPECT_EQ(known.digest, whole_answer.digest);
+  EXPECT_EQ(known.plan_key, whole_answer.plan_key);
+  EXPECT_EQ(known.ignored, whole_answer.ignored);
+}
+
 TEST_F(SmallPlan, SeesAReplicaThatDiffersFromTheOthers) {
   ModelLayout replicated = small_model::layout();
   replicated.experts[0] = ExpertMap::from_slots(4, std::vector<std::int32_t>{3, 3}).value();

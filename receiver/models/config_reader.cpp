@@ -36,6 +36,11 @@ std::int64_t ConfigReader::size_or(std::string_view key, std::int64_t otherwise)
   return value == nullptr ? otherwise : checked(key, *value);
 }
 
+std::int64_t ConfigReader::count_or(std::string_view key, std::int64_t otherwise) {
+  const JsonValue* value = find(key);
+  return value == nullptr ? otherwise : checked(key, *value, 0);
+}
+
 std::optional<bool> ConfigReader::flag(std::string_view key) {
   const JsonValue* value = find(key);
   if (value == nullptr) return std::nullopt;
@@ -57,14 +62,14 @@ std::vector<std::int64_t> ConfigReader::weight_block() {
   return result;
 }
 
-std::int64_t ConfigReader::checked(std::string_view key, const JsonValue& value) {
+std::int64_t ConfigReader::checked(std::string_view key, const JsonValue& value, std::int64_t min) {
   const auto number = value.as_int64();
   if (!number) {
     fail(fmt::format("{} is of kind {}, expected an integer", key, value.kind()));
     return 1;
   }
-  if (*number < 1 || *number > kSizeMax) {
-    fail(fmt::format("{} is {}, expected 1 to {}", key, *number, kSizeMax));
+  if (*number < min || *number > kSizeMax) {
+    fail(fmt::format("{} is {}, expected {} to {}", key, *number, min, kSizeMax));
     return 1;
   }
   return *number;

@@ -22,6 +22,8 @@ class ConfigReader {
   /// A size of a tensor, from 1 to 2^24, under the first of the keys that is there. kInvalidArgument when none is.
   std::int64_t size(std::initializer_list<std::string_view> keys);
   std::int64_t size_or(std::string_view key, std::int64_t otherwise);
+  /// As size_or(), from 0.
+  std::int64_t count_or(std::string_view key, std::int64_t otherwise);
   std::optional<bool> flag(std::string_view key);
   /// [rows, columns] that share one scale: `quantization_config.weight_block_size`; empty when there is none.
   std::vector<std::int64_t> weight_block();
@@ -29,7 +31,7 @@ class ConfigReader {
   const Status& status() const noexcept { return status_; }
 
  private:
-  std::int64_t checked(std::string_view key, const JsonValue& value);
+  std::int64_t checked(std::string_view key, const JsonValue& value, std::int64_t min = 1);
   void fail(const std::string& reason);
 
   const JsonValue* root_;

@@ -106,15 +106,21 @@ bool holds(const std::array<std::string_view, N>& words, std::string_view word) 
 
 }  // namespace
 
+LayerOwner layer_owner(const DenseNaming& naming, std::string_view name) {
+  const auto layer = layer_of(name);
+  if (!layer || *layer < naming.layers) return LayerOwner::kModel;
+  return *layer < naming.layers + naming.draft_layers ? LayerOwner::kDraft : LayerOwner::kNobody;
+}
+
 DenseName dense_name(const DenseNaming& naming, std::string_view name) {
   DenseName result;
   const std::size_t dot = name.rfind('.');
   if (dot == std::string_view::npos || dot == 0) return result;
   result.module = name.substr(0, dot);
   result.leaf = name.substr(dot + 1);
-  const auto layer = layer_of(name);
-  const bool draft = naming.layers > 0 && layer && *layer >= naming.layers;
-  if (draft || holds(kBuffers, result.leaf) || (naming.drop_lm_head && ends_with_path(result.module, "lm_head"))) {
+  const LayerOwner owner = layer_owner(naming, name);
+  if (owner == LayerOwner::kNobody) return result;
+  if (owner == LayerOwner::kDraft || holds(kBuffers, result.leaf) || (naming.drop_lm_head && ends_with_path(result.module, "lm_head"))) {
     result.kind = DenseName::Kind::kDropped;
     return result;
   }

@@ -33,8 +33,13 @@ struct DenseNaming {
   bool latent_attention = false;  // DeepSeek-V2 and later: queries, keys and values come from compressed ones
   bool compressed_query = false;  // latent_attention whose queries are compressed too
   bool drop_lm_head = false;      // it is the embedding
-  std::int64_t layers = 0;        // names of further layers are those of drafts and dropped; 0: all are taken
+  std::int64_t layers = 0;        // of the model
+  std::int64_t draft_layers = 0;  // behind them; the engine's loader drops their names
 };
+
+/// Whose layer a name is of. Names without a layer are the model's.
+enum class LayerOwner : std::uint8_t { kModel, kDraft, kNobody };
+LayerOwner layer_owner(const DenseNaming& naming, std::string_view name);
 
 /// Of a name as Llama, Mistral, Qwen, Mixtral, GLM-MoE, DeepSeek-V2 and V3 or BERT have it. Time does not depend on the model.
 DenseName dense_name(const DenseNaming& naming, std::string_view name);

@@ -57,8 +57,9 @@ class DenseWriter {
     DenseName name = dense_name(model_.naming, tensor.name);
     if (name.kind == DenseName::Kind::kDropped) return;
     if (name.kind == DenseName::Kind::kUnknown) {
-      writer_.fail(Status(Code::kUnsupported, fmt::format("layout of {}: tensor {}: no rule for this name in a model of type \"{}\"",
-                                                          writer_.layout().family, tensor.name, model_.model_type)));
+      writer_.fail(
+          Status(Code::kUnsupported, fmt::format("layout of {}: tensor {}: no rule for this name in a model of type \"{}\" with {} layers",
+                                                 writer_.layout().family, tensor.name, model_.model_type, model_.naming.layers)));
       return;
     }
     const auto [found, added] = by_param_.try_emplace(name.param, parameters_.size());
@@ -254,6 +255,7 @@ DenseModel read_dense_model(ConfigReader& config, std::span<const CheckpointTens
   model.naming.latent_attention = config.find("kv_lora_rank") != nullptr;
   model.naming.compressed_query = config.find("q_lora_rank") != nullptr;
   model.naming.layers = config.size({"num_hidden_layers"});
+  model.naming.draft_layers = config.count_or("num_nextn_predict_layers", 0);
   const auto ends_with = [&](std::string_view end) {
     return std::any_of(tensors.begin(), tensors.end(), [&](const CheckpointTensor& t) { return t.name.ends_with(end); });
   };

@@ -435,8 +435,11 @@ Result<ModelLayout> build_fused_moe(const ModelRequest& request, const JsonValue
     std::optional<MoeName> name = moe_name(tensor.name);
     if (!name) {
       others.push_back(&tensor);
-    } else if (dense_name(dense.naming, tensor.name).kind != DenseName::Kind::kDropped) {
+    } else if (const LayerOwner owner = layer_owner(dense.naming, tensor.name); owner == LayerOwner::kModel) {
       moe.collect(tensor, std::move(*name));
+    } else if (owner == LayerOwner::kNobody) {
+      writer.fail(Status(Code::kInvalidArgument,
+                         fmt::format("layout of fused_moe: {}: config.json has {} layers", tensor.name, dense.naming.layers)));
     }
   }
   if (moe.empty()) writer.fail(Status(Code::kInvalidArgument, "layout of fused_moe: the checkpoint has no tensor of an expert"));

@@ -161,7 +161,7 @@ TEST(DenseStacked, KnowsAnEmbeddingThatIsTheHeadToo) {
 TEST(DenseStacked, DropsWhatTheEngineComputes) {
   const WeightIndex index(build(llama_checkpoint({}), 1, 0).value_or_throw());
   EXPECT_EQ(index.resolve("model.layers.0.self_attn.rotary_emb.inv_freq").kind, Resolution::Kind::kDropped);
-  EXPECT_EQ(index.resolve("model.layers.1.self_attn.q_proj.weight").kind, Resolution::Kind::kDropped) << "a draft's layer";
+  EXPECT_EQ(index.resolve("model.layers.1.self_attn.q_proj.weight").kind, Resolution::Kind::kUnknown) << "the model has one layer";
   EXPECT_EQ(index.resolve("model.layers.0.self_attn.q_proj.weight").kind, Resolution::Kind::kPlaced);
   EXPECT_EQ(index.resolve("model.layers.0.self_attn.qkv_proj.weight").kind, Resolution::Kind::kUnknown);
   EXPECT_EQ(WeightIndex(build(bert_checkpoint({}), 1, 0).value_or_throw()).resolve("embeddings.position_ids").kind,
@@ -204,6 +204,10 @@ TEST(DenseStacked, RefusesACheckpointThatIsAnotherModel) {
     if (t.name.ends_with("up_proj.weight")) t.dtype = Dtype::kF32;
   expect_refused(checkpoint, 1, "gate_up_proj.weight: model.layers.0.mlp.gate_proj.weight is BF16 [24,16]");
   expect_refused({R"({"model_type":"llama"})", llama_checkpoint({}).tensors}, 1, "num_attention_heads is missing");
+  checkpoint = llama_checkpoint({.layers = 2});
+  checkpoint.config = llama_checkpoint({}).config;
+  expect_refused(checkpoint, 1,
+                 "tensor model.layers.1.self_attn.q_proj.weight: no rule for this name in a model of type \"llama\" with 1 layers");
   checkpoint = llama_checkpoint({.kv_heads = 4});
   checkpoint.config = llama_checkpoint({.kv_heads = 2}).config;
   expect_refused(checkpoint, 1, "k_proj.weight: 16 rows, config.json has 2 heads of 4");

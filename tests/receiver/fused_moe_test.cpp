@@ -249,12 +249,12 @@ TEST(FusedMoe, HoldsRedundantExpertsInTheSlotsOfTheInitialMap) {
   EXPECT_EQ(layout.experts[0].slots_of(0).size() + layout.experts[0].slots_of(1).size(), 2U) << "physical 4 and 5 hold experts 0 and 1";
 }
 
-TEST(FusedMoe, KnowsTheNamesOfItsExpertsAndDropsThoseOfDrafts) {
+TEST(FusedMoe, KnowsTheNamesOfItsExperts) {
   const WeightIndex index(build(moe_checkpoint({}), {"plain", {.tp = 1, .ep = 2}, 1}).value_or_throw());
   EXPECT_EQ(index.resolve("model.layers.0.mlp.experts.3.up_proj.weight").kind, Resolution::Kind::kPlaced);
   EXPECT_EQ(index.resolve("model.layers.0.mlp.experts.0.up_proj.weight").kind, Resolution::Kind::kNotLocal);
   EXPECT_EQ(index.resolve("model.layers.0.mlp.experts.4.up_proj.weight").kind, Resolution::Kind::kUnknown);
-  EXPECT_EQ(index.resolve("model.layers.1.mlp.experts.0.up_proj.weight").kind, Resolution::Kind::kDropped);
+  EXPECT_EQ(index.resolve("model.layers.1.mlp.experts.0.up_proj.weight").kind, Resolution::Kind::kUnknown);
   EXPECT_EQ(index.resolve("model.layers.0.mlp.gate.weight").kind, Resolution::Kind::kPlaced);
 }
 
@@ -295,6 +295,9 @@ TEST(FusedMoe, RefusesExpertsThatAreNotAllThereOrNotAlike) {
   checkpoint = moe_checkpoint({.experts = 5});
   checkpoint.config = moe_checkpoint({}).config;
   expect_refused(checkpoint, {}, "config.json has 4 experts");
+  checkpoint = moe_checkpoint({.layers = 2, .dense = false});
+  checkpoint.config = moe_checkpoint({}).config;
+  expect_refused(checkpoint, {}, "model.layers.1.mlp.experts.0.gate_proj.weight: config.json has 1 layers");
   checkpoint = moe_checkpoint({});
   std::erase_if(checkpoint.tensors, [](const CheckpointTensor& t) { return t.name.find(".experts.") != std::string::npos; });
   expect_refused(checkpoint, {}, "no tensor of an expert");

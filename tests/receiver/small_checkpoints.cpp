@@ -154,10 +154,12 @@ SmallCheckpoint moe_checkpoint(const MoeSizes& s) {
 
 SmallCheckpoint deepseek_v3_checkpoint(bool compressed_query) {
   SmallCheckpoint checkpoint;
-  checkpoint.config = std::string(R"({"model_type":"deepseek_v3","num_hidden_layers":2,"hidden_size":16,"num_attention_heads":4)") +
-                      R"(,"num_key_value_heads":4,"kv_lora_rank":8,"moe_intermediate_size":8,"intermediate_size":24,"n_routed_experts":4)" +
-                      R"(,"tie_word_embeddings":false,"quantization_config":{"weight_block_size":[4,4]})" +
-                      (compressed_query ? R"(,"q_lora_rank":12})" : R"(,"q_lora_rank":null})");
+  checkpoint.config =
+      std::string(
+          R"({"model_type":"deepseek_v3","num_hidden_layers":2,"num_nextn_predict_layers":1,"hidden_size":16,"num_attention_heads":4)") +
+      R"(,"num_key_value_heads":4,"kv_lora_rank":8,"moe_intermediate_size":8,"intermediate_size":24,"n_routed_experts":4)" +
+      R"(,"tie_word_embeddings":false,"quantization_config":{"weight_block_size":[4,4]})" +
+      (compressed_query ? R"(,"q_lora_rank":12})" : R"(,"q_lora_rank":null})");
   const auto plain = [&](const std::string& name, Shape shape) { add(checkpoint, name + ".weight", Dtype::kBF16, std::move(shape)); };
   const auto linear = [&](const std::string& name, std::int64_t rows, std::int64_t columns) {
     add(checkpoint, name + ".weight", Dtype::kF8E4M3, {rows, columns});

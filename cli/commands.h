@@ -40,7 +40,9 @@ struct PushOptions {
   std::int64_t bucket_bytes = 0;
   std::int64_t connect_timeout_ms = 10'000;
   std::int64_t deadline_ms = 0;
-  bool some_ranks = false;
+  bool repair = false;
+  std::vector<std::string> only;    // fnmatch patterns of checkpoint names; empty: all
+  std::vector<std::string> ignore;  // fnmatch patterns of checkpoint names that are left out
   std::string json;
 };
 /// One update from a checkpoint on disk.

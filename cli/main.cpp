@@ -75,7 +75,9 @@ void add_push(CLI::App& app, std::function<ExitCode()>& action) {
   verb->add_option("--connect-timeout-ms", options->connect_timeout_ms, "how long to wait for every rank to answer")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  verb->add_flag("--some-ranks", options->some_ranks, "update only the ranks named by endpoints");
+  verb->add_option("--only", options->only, "tensors of the checkpoint to send (patterns)")->type_name("PATTERN");
+  verb->add_option("--ignore", options->ignore, "tensors of the checkpoint to leave out (patterns)")->type_name("PATTERN");
+  verb->add_flag("--repair", options->repair, "bring only ranks that lack it to the version that the others hold");
   add_json(*verb, options->json);
   verb->callback([&action, options] { action = [options] { return push(*options); }; });
 }

@@ -1,8 +1,13 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <fnmatch.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <optional>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -34,11 +39,72 @@ Result<WeightVersion> next_version(const Target& target) {
   return WeightVersion{newest->run, newest->step + 1};
 }
 
-Result<WeightVersion> version_of(const PushOptions& options, const Target& target) {
-  if (options.version.empty()) return next_version(target);
+/// What is to be committed, and by whom.
+struct Goal {
+  WeightVersion version;
+  Target target;
+};
+
+/// The ranks of a job that lack the version that the others hold, and that version. Where the target names endpoints, it is they that lack
+/// it.
+Result<Goal> find_repair(const Target& target) {
+  Result<std::vector<ReceiverClient>> clients = connect_target({target.job, {}});
+  if (!clients.ok()) return clients.status();
+  const auto named = [&](const std::string& endpoint) {
+    return std::find(target.endpoints.begin(), target.endpoints.end(), endpoint) != target.endpoints.end();
+  };
+  std::set<std::string> held;
+  std::vector<std::pair<std::string, std::string>> ranks;  // endpoint, version
+  for (ReceiverClient& client : clients.value()) {
+    const Result<wire::StatusReply> status = client.status();
+    if (!status.ok()) return status.status();
+    const std::string version = named(client.endpoint()) ? std::string() : status.value().version;
+    if (!version.empty()) held.insert(version);
+    ranks.emplace_back(client.endpoint(), version);
+  }
+  const auto refused = [&](const std::string& why) {
+    return Status(Code::kFailedPrecondition, fmt::format("repair of job {}: {}", target.job, why));
+  };
+  if (held.empty()) return refused("no rank holds a version; push a whole update");
+  if (held.size() > 1) return refused(fmt::format("its ranks hold {}; push a whole update", fmt::join(held, " and ")));
+  Goal goal{*parse_weight_version(*held.begin()), target};
+  for (const auto& [endpoint, version] : ranks) {
+    if (target.endpoints.empty() && version.empty()) goal.target.endpoints.push_back(endpoint);
+  }
+  if (goal.target.endpoints.empty()) return refused(fmt::format("every rank holds {}", *held.begin()));
+  return goal;
+}
+
+Result<Goal> goal_of(const PushOptions& options, const Target& target) {
+  // A version and endpoints say it all; otherwise the other ranks are asked.
+  if (options.repair && (options.version.empty() || target.endpoints.empty())) {
+    Result<Goal> goal = find_repair(target);
+    if (!goal.ok() || options.version.empty() || goal.value().version.to_string() == options.version) return goal;
+    return Status(Code::kFailedPrecondition,
+                  fmt::format("repair to {}: the others hold {}", options.version, goal.value().version.to_string()));
+  }
+  if (options.version.empty()) {
+    Result<WeightVersion> next = next_version(target);
+    if (!next.ok()) return next.status();
+    return Goal{next.value(), target};
+  }
   const std::optional<WeightVersion> version = parse_weight_version(options.version);
   if (!version) return Status(Code::kInvalidArgument, fmt::format("version '{}': expected RUN/STEP, such as run-1/17", options.version));
-  return *version;
+  return Goal{*version, target};
+}
+
+/// The tensors that `--only` and `--ignore` leave, in their natural order. kInvalidArgument when that is none.
+Result<std::vector<const CheckpointTensor*>> chosen_tensors(const Checkpoint& checkpoint, const PushOptions& options) {
+  const auto matches = [](const std::vector<std::string>& patterns, const std::string& name) {
+    return std::any_of(patterns.begin(), patterns.end(),
+                       [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
+  };
+  std::vector<const CheckpointTensor*> tensors = natural_order(checkpoint);
+  std::erase_if(tensors, [&](const CheckpointTensor* tensor) {
+    return (!options.only.empty() && !matches(options.only, tensor->name)) || matches(options.ignore, tensor->name);
+  });
+  if (tensors.empty()) return Status(Code::kInvalidArgument, "--only and --ignore leave no tensor of the checkpoint");
+  return tensors;
 }
 
 SenderOptions sender_options(const PushOptions& options, const Target& target) {
@@ -58,15 +124,18 @@ Result<UpdateReport> update(Sender& sender, const Checkpoint& checkpoint, const 
   UpdateOptions update;
   update.version = version;
   update.scopes = options.scopes;
-  update.some_ranks = options.some_ranks;
-  const std::vector<const CheckpointTensor*> tensors = natural_order(checkpoint);
-  for (const CheckpointTensor* tensor : tensors) {
+  update.repair = options.repair;
+  const Result<std::vector<const CheckpointTensor*>> tensors = chosen_tensors(checkpoint, options);
+  if (!tensors.ok()) return tensors.status();
+  std::uint64_t total = 0;
+  for (const CheckpointTensor* tensor : tensors.value()) {
     update.entries.push_back(SenderEntry{tensor->name, tensor->dtype, tensor->shape, std::nullopt});
+    total += static_cast<std::uint64_t>(byte_count(tensor->dtype, tensor->shape).value_or(0));
   }
   HEADRACE_RETURN_IF_ERROR(sender.open(std::move(update)));
-  Progress progress("pushing", static_cast<std::uint64_t>(checkpoint.total_bytes()));
+  Progress progress("pushing", total);
   std::uint64_t done = 0;
-  for (const CheckpointTensor* tensor : tensors) {
+  for (const CheckpointTensor* tensor : tensors.value()) {
     const Result<std::span<const std::byte>> bytes = checkpoint.bytes(*tensor);
     if (!bytes.ok()) {
       sender.abort(bytes.status().message());
@@ -88,6 +157,9 @@ void print_report(const UpdateReport& report) {
              human_bytes(report.applied_bytes), tensors, report.total_ms,
              human_bytes(seconds > 0 ? static_cast<std::uint64_t>(static_cast<double>(report.applied_bytes) / seconds) : 0),
              report.proven ? "every fingerprint equal" : "not proven");
+  if (report.ignored == 0) return;
+  fmt::print("{} tensors that the engine drops: {}{}\n", report.ignored, fmt::join(report.ignored_names, ", "),
+             report.ignored > report.ignored_names.size() ? ", ..." : "");
 }
 
 }  // namespace
@@ -98,11 +170,11 @@ ExitCode push(const PushOptions& options) {
   if (!target.ok()) return finish_failed(target.status(), json);
   const Result<Checkpoint> checkpoint = Checkpoint::open(options.checkpoint);
   if (!checkpoint.ok()) return finish_failed(checkpoint.status(), json);
-  const Result<WeightVersion> version = version_of(options, target.value());
-  if (!version.ok()) return finish_failed(version.status(), json);
-  const Result<std::unique_ptr<Sender>> sender = Sender::connect(sender_options(options, target.value()));
+  const Result<Goal> goal = goal_of(options, target.value());
+  if (!goal.ok()) return finish_failed(goal.status(), json);
+  const Result<std::unique_ptr<Sender>> sender = Sender::connect(sender_options(options, goal.value().target));
   if (!sender.ok()) return finish_failed(sender.status(), json);
-  const Result<UpdateReport> report = update(*sender.value(), checkpoint.value(), options, version.value());
+  const Result<UpdateReport> report = update(*sender.value(), checkpoint.value(), options, goal.value().version);
   if (!report.ok()) return finish_failed(report.status(), json);
   if (json.text_allowed()) print_report(report.value());
   return finish_done(json, json.document().set("report", report_json(report.value())),

@@ -102,6 +102,7 @@ JsonValue rank_json(const RankStatus& rank) {
       .set("layout", reply.layout)
       .set("variant", reply.variant)
       .set("last_failure", reply.last_failure)
+      .set("discards", reply.discards)
       .done();
 }
 

@@ -237,7 +237,8 @@ class Update:
         self.connect()
         welcomes = self.expect_all(WELCOME, session=0)
         self.choose_path(welcomes)
-        fields = {"version": self.options.version, "scopes": self.options.scope, "senders": [self.options.sender], "overlap": 0}
+        fields = {"version": self.options.version, "scopes": self.options.scope, "senders": [self.options.sender], "overlap": 0,
+                  "ranks": []}
         self.open = True
         self.send_all(OPEN, fields)
         self.expect_all(OPENED)

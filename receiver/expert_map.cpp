@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
 #include "core/base/check.h"
 
 namespace headrace {
@@ -16,36 +20,56 @@ Result<ExpertMap> ExpertMap::initial(std::int32_t experts, std::int32_t redundan
     return Status(Code::kInvalidArgument,
                   fmt::format("expert map for rank {}: {} physical experts do not divide by {} ranks", rank, physical, ranks));
   }
-  const std::int64_t local = physical / ranks;
-  std::vector<std::int32_t> slots;
-  slots.reserve(static_cast<std::size_t>(local));
-  for (std::int64_t p = rank * local; p < (rank + 1) * local; ++p) slots.push_back(static_cast<std::int32_t>(p % experts));
-  return from_slots(experts, slots);
+  std::vector<std::int32_t> holds(static_cast<std::size_t>(physical));
+  for (std::size_t p = 0; p < holds.size(); ++p) holds[p] = static_cast<std::int32_t>(p % static_cast<std::size_t>(experts));
+  std::vector<std::int32_t> local(static_cast<std::size_t>(physical / ranks));
+  std::iota(local.begin(), local.end(), static_cast<std::int32_t>(rank * (physical / ranks)));
+  return from_physical(experts, std::move(holds), std::move(local));
 }
 
-Result<ExpertMap> ExpertMap::from_slots(std::int32_t experts, std::span<const std::int32_t> local_slots) {
-  if (experts <= 0) return Status(Code::kInvalidArgument, fmt::format("expert map of {} experts: out of range", experts));
-  if (local_slots.size() > static_cast<std::size_t>(INT32_MAX)) {
-    return Status(Code::kInvalidArgument, fmt::format("expert map of {} slots: out of range", local_slots.size()));
+Result<ExpertMap> ExpertMap::from_physical(std::int32_t experts, std::vector<std::int32_t> physical, std::vector<std::int32_t> local) {
+  const auto refused = [](std::string why) { return Status(Code::kInvalidArgument, "expert map: " + std::move(why)); };
+  if (experts <= 0) return refused(fmt::format("{} experts", experts));
+  if (physical.size() > static_cast<std::size_t>(INT32_MAX)) return refused(fmt::format("{} physical slots", physical.size()));
+  std::vector<bool> held(static_cast<std::size_t>(experts), false);
+  for (std::size_t p = 0; p < physical.size(); ++p) {
+    if (physical[p] < 0 || physical[p] >= experts) {
+      return refused(fmt::format("physical slot {} holds expert {}, the model has {}", p, physical[p], experts));
+    }
+    held[static_cast<std::size_t>(physical[p])] = true;
+  }
+  const auto lost = std::find(held.begin(), held.end(), false);
+  if (lost != held.end()) return refused(fmt::format("none of {} physical slots holds expert {}", physical.size(), lost - held.begin()));
+  std::vector<bool> mine(physical.size(), false);
+  for (const std::int32_t p : local) {
+    if (p < 0 || static_cast<std::size_t>(p) >= physical.size() || mine[static_cast<std::size_t>(p)]) {
+      return refused(fmt::format("local slot {} of {} physical ones is out of range or named twice", p, physical.size()));
+    }
+    mine[static_cast<std::size_t>(p)] = true;
   }
   ExpertMap map;
   map.experts_ = experts;
+  map.physical_ = std::move(physical);
+  map.local_ = std::move(local);
+  const auto expert_in = [&](std::size_t slot) {
+    return static_cast<std::size_t>(map.physical_[static_cast<std::size_t>(map.local_[slot])]);
+  };
   map.offsets_.assign(static_cast<std::size_t>(experts) + 1, 0);
-  for (std::size_t s = 0; s < local_slots.size(); ++s) {
-    const std::int32_t expert = local_slots[s];
-    if (expert < 0 || expert >= experts) {
-      return Status(Code::kInvalidArgument, fmt::format("expert map: slot {} holds expert {}, the model has {}", s, expert, experts));
-    }
-    ++map.offsets_[static_cast<std::size_t>(expert) + 1];
-  }
-  for (std::size_t e = 1; e < map.offsets_.size(); ++e) map.offsets_[e] += map.offsets_[e - 1];
-  map.slots_.resize(local_slots.size());
+  for (std::size_t s = 0; s < map.local_.size(); ++s) ++map.offsets_[expert_in(s) + 1];
+  std::partial_sum(map.offsets_.begin(), map.offsets_.end(), map.offsets_.begin());
+  map.slots_.resize(map.local_.size());
   std::vector<std::int32_t> next(map.offsets_.begin(), map.offsets_.end() - 1);
-  for (std::size_t s = 0; s < local_slots.size(); ++s) {
-    std::int32_t& place = next[static_cast<std::size_t>(local_slots[s])];
-    map.slots_[static_cast<std::size_t>(place++)] = static_cast<std::int32_t>(s);
+  for (std::size_t s = 0; s < map.local_.size(); ++s) {
+    map.slots_[static_cast<std::size_t>(next[expert_in(s)]++)] = static_cast<std::int32_t>(s);
   }
   return map;
+}
+
+Result<ExpertMap> ExpertMap::rebalanced(std::span<const std::int32_t> physical) const {
+  if (physical.size() != physical_.size()) {
+    return Status(Code::kInvalidArgument, fmt::format("expert map: {} physical slots, there are {}", physical.size(), physical_.size()));
+  }
+  return from_physical(experts_, {physical.begin(), physical.end()}, local_);
 }
 
 std::span<const std::int32_t> ExpertMap::slots_of(std::int32_t expert) const noexcept {
@@ -55,22 +79,30 @@ std::span<const std::int32_t> ExpertMap::slots_of(std::int32_t expert) const noe
   return std::span(slots_).subspan(begin, end - begin);
 }
 
-Digest ExpertMap::digest() const {
+ExpertMaps::ExpertMaps(std::vector<ExpertMap> layers) : layers_(std::move(layers)) {
   Hasher hasher;
-  hasher.text("headrace expert map").number(static_cast<std::uint64_t>(experts_)).number(slots_.size());
-  for (const std::int32_t offset : offsets_) hasher.number(static_cast<std::uint64_t>(offset));
-  for (const std::int32_t slot : slots_) hasher.number(static_cast<std::uint64_t>(slot));
-  return hasher.finish();
+  hasher.text("headrace expert maps").number(layers_.size());
+  for (const ExpertMap& map : layers_) {
+    hasher.number(static_cast<std::uint64_t>(map.experts())).number(map.physical().size()).bytes(std::as_bytes(map.physical()));
+  }
+  digest_ = hasher.finish();
 }
 
-Digest digest_of(std::span<const ExpertMap> maps) {
-  Hasher hasher;
-  hasher.text("headrace expert maps").number(maps.size());
-  for (const ExpertMap& map : maps) {
-    const Digest one = map.digest();
-    hasher.bytes(std::as_bytes(std::span(one.bytes)));
+Result<ExpertMaps> ExpertMaps::rebalanced(std::span<const std::vector<std::int32_t>> physical, std::span<const std::string> names) const {
+  if (physical.size() != layers_.size()) {
+    return Status(Code::kInvalidArgument, fmt::format("expert map: {} MoE layers, the model has {}", physical.size(), layers_.size()));
   }
-  return hasher.finish();
+  std::vector<ExpertMap> moved;
+  moved.reserve(layers_.size());
+  for (std::size_t l = 0; l < layers_.size(); ++l) {
+    Result<ExpertMap> map = layers_[l].rebalanced(physical[l]);
+    if (!map.ok()) {
+      const std::string name = l < names.size() ? fmt::format(" ({})", names[l]) : std::string();
+      return Status(map.status().code(), fmt::format("MoE layer {}{}: {}", l, name, map.status().message()));
+    }
+    moved.push_back(std::move(map).value());
+  }
+  return ExpertMaps(std::move(moved));
 }
 
 }  // namespace headrace

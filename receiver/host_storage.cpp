@@ -10,6 +10,8 @@
 namespace headrace {
 namespace {
 
+constexpr std::int64_t kCanaryBytes = 64;
+
 Storage row_of(const StorageSpec& spec, std::byte* address) {
   Storage row;
   row.name = spec.name;
@@ -61,7 +63,7 @@ Status HostStorage::fill(const ModelLayout& layout, const std::function<Result<s
     }
     if (Result<StorageId> id = table_->add(row_of(spec, address)); !id.ok()) return id.status();
   }
-  return table_->seal();
+  return ok_status();
 }
 
 Result<HostStorage> HostStorage::allocate(const ModelLayout& layout, Device& device) {
@@ -77,6 +79,12 @@ Result<HostStorage> HostStorage::allocate(const ModelLayout& layout, Device& dev
     storage.memory_.push_back(std::move(memory).value());
     return storage.memory_.back()->data();
   }));
+  Result<std::unique_ptr<DeviceMemory>> canary =
+      device.allocate({.bytes = kCanaryBytes, .exportable = false, .touch = true, .label = "headrace-canary"});
+  if (!canary.ok()) return Status(canary.status().code(), fmt::format("canary of {} bytes: {}", kCanaryBytes, canary.status().message()));
+  storage.memory_.push_back(std::move(canary).value());
+  HEADRACE_RETURN_IF_ERROR(storage.table_->add_canary({"host", storage.memory_.back()->data(), kCanaryBytes}));
+  HEADRACE_RETURN_IF_ERROR(storage.table_->seal());
   return storage;
 }
 
@@ -88,6 +96,7 @@ Result<HostStorage> HostStorage::reserve(const ModelLayout& layout) {
   std::byte* next = storage.reserved_.data();
   HEADRACE_RETURN_IF_ERROR(
       storage.fill(layout, [&](const StorageSpec& spec) -> Result<std::byte*> { return std::exchange(next, next + aligned(spec.bytes)); }));
+  HEADRACE_RETURN_IF_ERROR(storage.table_->seal());
   return storage;
 }
 

@@ -13,7 +13,7 @@
 namespace headrace {
 
 /// Live storage of its own for a layout, for ranks that have no engine around them (`headrace serve`, tests, tools). One memory per
-/// storage, touched; an alias shares that of the storage it names.
+/// storage, touched; an alias shares that of the storage it names. They are one pool, "host", with a canary.
 class HostStorage {
  public:
   /// kResourceExhausted names the storage, its bytes and the total.
@@ -23,7 +23,7 @@ class HostStorage {
   const StorageTable& table() const noexcept { return *table_; }
 
  private:
-  /// Gives each storage that is no alias its address, an alias that of its original, and seals.
+  /// Gives each storage that is no alias its address, an alias that of its original.
   Status fill(const ModelLayout& layout, const std::function<Result<std::byte*>(const StorageSpec&)>& place);
 
   std::vector<std::unique_ptr<DeviceMemory>> memory_;

@@ -4,14 +4,22 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/wire/limits.h"
 
 namespace headrace {
 
 Inspection::Inspection(const WeightIndex& index, const PlanGeometry& geometry, const StorageTable& table)
-    : index_(&index), geometry_(&geometry), table_(&table), held_(index.needed(index.scopes())) {
-  std::erase_if(held_, [&](const WeightIndex::Needed& needed) { return geometry.of(needed.rule).boxes.empty(); });
+    : index_(&index), geometry_(&geometry), table_(&table) {
+  set_experts(index.experts_at_load());
+}
+
+void Inspection::set_experts(std::shared_ptr<const ExpertMaps> experts) {
+  if (experts_ != nullptr && experts_->digest() == experts->digest()) return;
+  experts_ = std::move(experts);
+  held_ = index_->needed(index_->scopes(), *experts_);
+  std::erase_if(held_, [&](const WeightIndex::Needed& needed) { return geometry_->of(needed.rule).boxes.empty(); });
 }
 
 wire::FingerprintReply Inspection::fingerprints(std::uint64_t from, std::uint64_t count) const {
@@ -21,7 +29,7 @@ wire::FingerprintReply Inspection::fingerprints(std::uint64_t from, std::uint64_
   for (std::uint64_t i = from; i < end; ++i) {
     const WeightIndex::Needed& needed = held_[i];
     const TensorRule& rule = index_->rule(needed.rule);
-    const Resolution resolution = index_->resolve(needed.name);
+    const Resolution resolution = index_->resolve(needed.name, *experts_);
     for (const Box& box : geometry_->of(needed.rule).boxes) {
       const LiveFingerprint live =
           live_fingerprint(rule, *geometry_, resolution.slots, tensor_key(needed.name, rule.dtypes.front(), rule.shape), box);
@@ -34,7 +42,7 @@ wire::FingerprintReply Inspection::fingerprints(std::uint64_t from, std::uint64_
 
 Result<wire::ReadReply> Inspection::read(const wire::ReadRequest& request) const {
   const auto refuse = [&](const std::string& why) { return Status(Code::kInvalidArgument, fmt::format("read {}: {}", request.name, why)); };
-  const Resolution resolution = index_->resolve(request.name);
+  const Resolution resolution = index_->resolve(request.name, *experts_);
   if (resolution.kind == Resolution::Kind::kNotLocal) return refuse("it lives on another rank");
   if (resolution.kind != Resolution::Kind::kPlaced) return refuse("unknown name");
   const TensorRule& rule = index_->rule(resolution.rule);

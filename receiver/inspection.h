@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,8 @@ class Inspection {
  public:
   /// All outlive the inspection.
   Inspection(const WeightIndex& index, const PlanGeometry& geometry, const StorageTable& table);
+  /// Where experts live from now on.
+  void set_experts(std::shared_ptr<const ExpertMaps> experts);
 
   /// Tensors [from, from + count) of what this rank holds, by their checkpoint names; at most limits::kManifestEntriesMax values.
   wire::FingerprintReply fingerprints(std::uint64_t from, std::uint64_t count) const;
@@ -27,6 +30,7 @@ class Inspection {
   const WeightIndex* index_;
   const PlanGeometry* geometry_;
   const StorageTable* table_;
+  std::shared_ptr<const ExpertMaps> experts_;
   std::vector<WeightIndex::Needed> held_;
 };
 

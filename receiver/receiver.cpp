@@ -50,7 +50,8 @@ Receiver::Impl::Impl(ReceiverOptions options, ModelLayout layout, const StorageT
       hooks_(std::move(hooks)),
       parts_(std::move(parts)),
       index_(std::move(layout)),
-      incarnation_{random_u64()} {
+      incarnation_{random_u64()},
+      canaries_(table.canaries()) {
   if (parts_.clock == nullptr) parts_.clock = &steady_clock_;
 }
 
@@ -61,7 +62,7 @@ Result<std::unique_ptr<Receiver::Impl>> Receiver::Impl::create(ReceiverOptions o
   Result<PlanGeometry> geometry = PlanGeometry::build(impl->index_, table);
   if (!geometry.ok()) return geometry.status();
   impl->geometry_ = std::move(geometry).value();
-  HEADRACE_RETURN_IF_ERROR(impl->write_constants());
+  HEADRACE_RETURN_IF_ERROR(impl->restore());
   Result<GuardPage> guard = GuardPage::create(impl->parts_.guard_path, impl->options_.engine, impl->options_.ranks, impl->options_.rank);
   if (!guard.ok()) return guard.status();
   impl->guard_ = std::make_unique<GuardPage>(std::move(guard).value());
@@ -76,7 +77,8 @@ Result<std::unique_ptr<Receiver::Impl>> Receiver::Impl::create(ReceiverOptions o
   impl->control_ = std::make_unique<SessionControl>(SessionControl::Environment{
       &impl->options_, &impl->index_, &impl->geometry_, &table, &impl->hooks_, impl->applier_.get(), impl->guard_.get(), impl->peers_.get(),
       impl->parts_.clock, [self](const PeerId& peer, SessionId session, wire::Body body) { self->send(peer, session, std::move(body)); },
-      [self] { (void)self->write_constants(); }, post});
+      &impl->canaries_, [self] { (void)self->restore(); },
+      [self](std::shared_ptr<const ExpertMaps> experts) { self->inspection_->set_experts(std::move(experts)); }, post});
   HEADRACE_RETURN_IF_ERROR(
       impl->loop_->start([self](ControlEvent event) { self->on_event(std::move(event)); }, [self] { self->control_->on_tick(); }));
   return impl;
@@ -100,6 +102,12 @@ Status Receiver::Impl::write_constants() {
   }
   WorkerPool pool(std::max<std::uint32_t>(options_.threads, 1));
   HostExecutor(pool).run(jobs);
+  return ok_status();
+}
+
+Status Receiver::Impl::restore() {
+  HEADRACE_RETURN_IF_ERROR(write_constants());
+  canaries_.write();
   return ok_status();
 }
 
@@ -194,7 +202,6 @@ void Receiver::Impl::on_hello(const PeerId& peer, const wire::Hello& hello) {
   welcome.data_paths = options_.data_paths;
   welcome.descriptor_path = parts_.listener->descriptor_path();
   welcome.table = table_->digest();
-  welcome.expert_map = digest_of(index_.layout().experts);
   welcome.scopes = index_.scopes();
   welcome.bucket_bytes_max = options_.bucket_bytes_max;
   welcome.deadline_ms = options_.deadline_ms;

@@ -25,6 +25,10 @@ struct EngineHooks {
   std::function<Status()> quiescent;
   /// Where every storage lies now. Missing: where the table says.
   std::function<std::vector<StorageLocation>()> locate;
+  /// Which logical expert each physical slot holds now, over all ranks: [MoE layer][physical slot], layers in the order of
+  /// ModelLayout::experts. Asked after `quiescent`, with EPLB
+  /// frozen and drained until the guard opens, again before PREPARED, and after notify(kExpertRebalance). Missing: where the layout says.
+  std::function<std::vector<std::vector<std::int32_t>>()> expert_map;
   /// After the last byte and its proof, before PREPARED: refresh what is derived from the weights, in place.
   std::function<Status()> derive;
   /// Before `derive`, once, and only if rows of host-resident tables (scope "tables") arrived: page work, barriers, whatever the tables

@@ -8,6 +8,7 @@
 #include "core/base/clock.h"
 #include "core/transport/control.h"
 #include "core/transport/run_directory.h"
+#include "receiver/canaries.h"
 #include "receiver/inspection.h"
 #include "receiver/progress_loop.h"
 #include "receiver/receiver.h"
@@ -46,6 +47,8 @@ class Receiver::Impl {
  private:
   Impl(ReceiverOptions options, ModelLayout layout, const StorageTable& table, Device& device, EngineHooks hooks, ReceiverParts parts);
   Status write_constants();
+  /// What a discard takes beyond the weights: constants and canaries. On the apply thread, once it runs.
+  Status restore();
   void on_event(ControlEvent event);
   void on_message(const PeerId& peer, std::vector<std::byte> bytes, std::vector<std::byte> attachment);
   void on_hello(const PeerId& peer, const wire::Hello& hello);
@@ -62,6 +65,7 @@ class Receiver::Impl {
   WeightIndex index_;
   PlanGeometry geometry_;
   Incarnation incarnation_;
+  Canaries canaries_;
   std::unique_ptr<GuardPage> guard_;
   std::unique_ptr<ProgressLoop> loop_;
   std::unique_ptr<Applier> applier_;

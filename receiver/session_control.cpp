@@ -13,18 +13,6 @@
 namespace headrace {
 namespace {
 
-template <class Hook>
-Status call_hook(std::string_view name, const Hook& hook) {
-  try {
-    if (hook == nullptr) return ok_status();
-    Status status = hook();
-    if (status.ok()) return status;
-    return Status(status.code(), fmt::format("the engine's {} hook: {}", name, status.message()));
-  } catch (const std::exception& error) {
-    return Status(Code::kFailedPrecondition, fmt::format("the engine's {} hook threw: {}", name, error.what()));
-  }
-}
-
 SlotState slot_state(SessionState state, SessionState resting, bool has_version) {
   switch (state == SessionState::kOpen ? resting : state) {
     case SessionState::kIdle:
@@ -39,13 +27,17 @@ SlotState slot_state(SessionState state, SessionState resting, bool has_version)
 
 }  // namespace
 
-SessionControl::SessionControl(Environment environment) : env_(std::move(environment)) {}
+SessionControl::SessionControl(Environment environment)
+    : env_(std::move(environment)),
+      experts_(env_.index->experts_at_load()),
+      written_(*env_.index, *env_.geometry, env_.options->optional_names) {}
 
 void SessionControl::describe(wire::Welcome& welcome) const {
   welcome.state = static_cast<std::uint32_t>(state_);
   welcome.state_session =
       session_ != nullptr ? session_->id.value : (state_ == SessionState::kTorn ? failed_session_.value : last_session_.value);
   welcome.version = version_ ? version_->to_string() : "";
+  welcome.expert_map = experts_->digest();
 }
 
 void SessionControl::describe(wire::StatusReply& reply) const {
@@ -57,6 +49,7 @@ void SessionControl::describe(wire::StatusReply& reply) const {
   reply.engram_calls = engram_calls_;
   reply.memory_extra_bytes_max = meter_.extra_bytes_max();
   reply.last_failure = last_failure_.substr(0, limits::kTextBytesMax);
+  reply.discards = discards_;
 }
 
 // ---- states ---------------------------------------------------------------------------------------------------------------------
@@ -65,6 +58,11 @@ bool SessionControl::apply(SessionEvent event) {
   const Transition t = transition(state_, event);
   if (t.answer != Answer::kTake) return false;
   if (event == SessionEvent::kOpen) resting_ = state_;
+  if (t.forget_version && state_ == SessionState::kOpen && resting_ == SessionState::kInDoubt) {
+    // What was prepared in the doubtful session is gone too: nobody may commit it any more.
+    resting_ = SessionState::kTorn;
+    doubtful_.reset();
+  }
   state_ = t.back ? resting_ : t.next;
   if (t.forget_version) version_.reset();
   publish();
@@ -83,7 +81,12 @@ void SessionControl::publish() {
 void SessionControl::first_enqueue() {
   if (state_ != SessionState::kOpen) return;
   apply(SessionEvent::kFirstEnqueue);
-  if (std::exchange(discarded_, false)) (void)env_.applier->run_async(env_.write_constants);
+  if (session_->plan != nullptr) {
+    written_.begin(*session_->plan);
+  } else {
+    written_.forget();
+  }
+  if (std::exchange(discarded_, false)) (void)env_.applier->run_async(env_.restore);
 }
 
 std::string SessionControl::phase() const {
@@ -143,103 +146,6 @@ void SessionControl::fail(SessionEvent event, wire::Failure failure) {
 void SessionControl::to_senders(const UpdateSession& session, const wire::Body& body) {
   for (const SessionSender& sender : session.senders)
     if (sender.peer) env_.send(*sender.peer, session.id, body);
-}
-
-// ---- opening --------------------------------------------------------------------------------------------------------------------
-
-Status SessionControl::attest() const {
-  HEADRACE_RETURN_IF_ERROR(call_hook("quiescent", env_.hooks->quiescent));
-  if (env_.hooks->locate == nullptr) return ok_status();
-  try {
-    return env_.table->check_identity(env_.hooks->locate());
-  } catch (const std::exception& error) {
-    return Status(Code::kFailedPrecondition, fmt::format("the engine's locate hook threw: {}", error.what()));
-  }
-}
-
-Status SessionControl::check_version(const WeightVersion& version) const {
-  if (!committed_ || committed_->run != version.run) return ok_status();
-  const bool serving_it = version_ && *version_ == *committed_;
-  if (version.step > committed_->step || (version.step == committed_->step && !serving_it)) return ok_status();
-  return Status(Code::kFailedPrecondition,
-                fmt::format("version {} after {} was committed: steps rise within a run", version.to_string(), committed_->to_string()));
-}
-
-Status SessionControl::check_open(const std::string& sender, const wire::Open& open, WeightVersion& version) const {
-  const auto parsed = parse_weight_version(open.version);
-  if (!parsed) return Status(Code::kInvalidArgument, fmt::format("version \"{}\" is not RUN/STEP", open.version));
-  version = *parsed;
-  if (open.senders.empty() || open.senders.front() != sender) {
-    return Status(Code::kInvalidArgument, fmt::format("OPEN of sender {}, which does not stand first among the senders", sender));
-  }
-  if (std::set<std::string>(open.senders.begin(), open.senders.end()).size() != open.senders.size()) {
-    return Status(Code::kInvalidArgument, "a sender is named twice");
-  }
-  if (open.scopes.empty()) return Status(Code::kInvalidArgument, "no scope");
-  if (open.overlap > static_cast<std::uint32_t>(wire::OverlapRule::kFirstSenderOwns)) {
-    return Status(Code::kInvalidArgument, fmt::format("overlap rule {}", open.overlap));
-  }
-  if (transition(state_, SessionEvent::kOpen).answer != Answer::kTake) {
-    return Status(Code::kFailedPrecondition,
-                  fmt::format("an update to {} is open (state {})", session_ != nullptr ? session_->version.to_string() : "?",
-                              wire::session_state_name(state_)));
-  }
-  return check_version(version);
-}
-
-void SessionControl::on_open(const PeerId& peer, const std::string& sender, SessionId id, const wire::Open& open) {
-  WeightVersion version;
-  Status status = id.value != 0 ? check_open(sender, open, version) : Status(Code::kInvalidArgument, "OPEN without a session id");
-  if (!status.ok()) {
-    // The open session, if any, is not disturbed: only the one who asked hears of it.
-    env_.send(peer, id, wire::ErrorReport{own_failure(status, "open"), static_cast<std::uint32_t>(state_)});
-    return;
-  }
-  const std::int64_t deadline_ms = env_.options->deadline_ms;
-  auto session = std::make_unique<UpdateSession>(id, version, *env_.clock, deadline_ms);
-  session->options = PlanOptions{open.scopes, static_cast<wire::OverlapRule>(open.overlap), env_.options->optional_names};
-  for (const std::string& name : open.senders) {
-    SessionSender row;
-    row.name = name;
-    if (const PeerId* found = env_.peers->find_sender(name)) row.peer = *found;
-    session->senders.push_back(std::move(row));
-  }
-  start_session(std::move(session), [this, id](const Status& attested) {
-    if (!current(id)) return;
-    if (!attested.ok()) return fail(SessionEvent::kFailure, attested, "open");
-    session_->opened = true;
-    session_->deadline.touch();
-    to_senders(*session_, [&] {
-      wire::Opened opened{session_->version.to_string(), {}};
-      for (const SessionSender& row : session_->senders) opened.senders.push_back(row.name);
-      return opened;
-    }());
-  });
-}
-
-void SessionControl::start_session(std::unique_ptr<UpdateSession> session, std::function<void(const Status&)> opened) {
-  if (state_ == SessionState::kInDoubt) doubtful_ = std::move(session_);
-  session_ = std::move(session);
-  apply(SessionEvent::kOpen);
-  meter_.start();
-  session_->receipt.engine = env_.options->engine;
-  session_->receipt.rank = env_.options->rank;
-  session_->receipt.version = session_->version;
-  session_->receipt.session = session_->id.value;
-  // The hooks belong to the apply thread, and the answer to this one.
-  const Status enqueued = env_.applier->run_async([this, opened] { env_.post([opened, attested = attest()] { opened(attested); }); });
-  if (!enqueued.ok()) opened(enqueued);
-}
-
-void SessionControl::on_hello(const PeerId& peer, const std::string& sender) {
-  if (session_ == nullptr || sender.empty()) return;
-  SessionSender* row = session_->find(sender);
-  if (row == nullptr || row->peer || state_ != SessionState::kOpen) return;
-  row->peer = peer;
-  if (!session_->opened) return;
-  wire::Opened opened{session_->version.to_string(), {}};
-  for (const SessionSender& each : session_->senders) opened.senders.push_back(each.name);
-  env_.send(peer, session_->id, opened);
 }
 
 // ---- messages -------------------------------------------------------------------------------------------------------------------
@@ -333,19 +239,14 @@ void SessionControl::answer_manifests(UpdateSession& session) {
       if (const SenderPart* held = last_part(parts[s].sender, parts[s].digest)) parts[s] = *held;
     }
     SyncPlan::Outcome outcome = SyncPlan::compile(*env_.index, *env_.geometry, env_.table->digest(), std::move(parts), session.options);
-    if (outcome.plan == nullptr) {
-      for (wire::Failure& defect : outcome.defects) name_rank(defect);
-      to_senders(session, wire::Reject{outcome.defects_total, outcome.defects});
-      last_failure_ = wire::to_status(outcome.defects.front()).to_string();
-      failed_session_ = session.id;
-      failure_ = outcome.defects.front();
-      session_.reset();
-      apply(SessionEvent::kReject);
-      if (state_ == SessionState::kInDoubt) session_ = std::move(doubtful_);
-      return;
-    }
+    if (outcome.plan == nullptr) return reject(session, std::move(outcome.defects), outcome.defects_total);
     session.adopt(std::move(outcome.plan));
     meter_.sample();
+  }
+  if (std::vector<wire::Failure> missing = written_.missing(*session.plan); !missing.empty()) {
+    const std::uint64_t total = missing.size();
+    missing.resize(std::min<std::size_t>(missing.size(), limits::kDefectsMax));
+    return reject(session, std::move(missing), total);
   }
   for (std::uint32_t s = 0; s < session.senders.size(); ++s) {
     SessionSender& sender = session.senders[s];
@@ -356,6 +257,17 @@ void SessionControl::answer_manifests(UpdateSession& session) {
     env_.send(*sender.peer, session.id, std::move(accept));
   }
   session.receipt.phases.manifest = session.lap_ms();
+}
+
+void SessionControl::reject(UpdateSession& session, std::vector<wire::Failure> defects, std::uint64_t total) {
+  for (wire::Failure& defect : defects) name_rank(defect);
+  to_senders(session, wire::Reject{total, defects});
+  last_failure_ = wire::to_status(defects.front()).to_string();
+  failed_session_ = session.id;
+  failure_ = defects.front();
+  session_.reset();
+  apply(SessionEvent::kReject);
+  if (state_ == SessionState::kInDoubt) session_ = std::move(doubtful_);
 }
 
 void SessionControl::on_confirm(UpdateSession& session, SessionSender& sender) {
@@ -439,13 +351,13 @@ void SessionControl::prove(UpdateSession& session) {
     ++session.receipt.engram_calls;
     ++engram_calls_;
   }
-  auto finish = [this, id, tables](ProofOutcome outcome) {
+  auto finish = [this, id, tables, plan = session.plan](ProofOutcome outcome) {
     Status after = ok_status();
     if (outcome.differences_total == 0 && tables) after = call_hook("finish_tables", env_.hooks->finish_tables);
     if (outcome.differences_total == 0 && after.ok()) after = call_hook("derive", env_.hooks->derive);
-    if (after.ok() && env_.hooks->locate != nullptr) after = attest();
-    env_.post([this, id, outcome = std::move(outcome), after] {
-      if (current(id)) on_proven(outcome, after);
+    if (outcome.differences_total == 0 && after.ok()) after = attest_again(*plan);
+    env_.post([this, id, outcome = std::move(outcome), after, lost = env_.canaries->lost()] {
+      if (current(id)) on_proven(outcome, after, lost);
     });
   };
   session.receipt.proven = to_prove || session.plan->tensors().empty();
@@ -454,8 +366,13 @@ void SessionControl::prove(UpdateSession& session) {
   if (!enqueued.ok()) fail(SessionEvent::kFailure, enqueued, "prepare");
 }
 
-void SessionControl::on_proven(const ProofOutcome& outcome, const Status& after) {
+void SessionControl::on_proven(const ProofOutcome& outcome, const Status& after, std::span<const std::string> lost) {
   UpdateSession& session = *session_;
+  // Before all else: lost content explains every other difference.
+  if (!lost.empty() && !discarded_) {
+    forget_content();
+    return fail(SessionEvent::kDiscard, discard_status(lost), "prepare");
+  }
   session.receipt.fingerprints = outcome.compared;
   if (outcome.differences_total != 0) {
     wire::Failure failure = outcome.differences.front();
@@ -477,6 +394,17 @@ void SessionControl::on_commit(const PeerId& peer, SessionId id) {
   if (id == last_session_ && last_receipt_ && id.value != 0) {
     env_.send(peer, id, wire::Committed{*last_receipt_});
     return;
+  }
+  if (current(id) && (state_ == SessionState::kPrepared || state_ == SessionState::kInDoubt) && !discarded_) {
+    // Nothing is on the apply thread now: the last look before the version is published.
+    if (const auto lost = env_.canaries->lost(); !lost.empty()) {
+      const Status status = discard_status(lost);
+      forget_content();
+      if (session_->find(peer) == nullptr) {
+        env_.send(peer, id, wire::ErrorReport{own_failure(status, "commit"), static_cast<std::uint32_t>(SessionState::kTorn)});
+      }
+      return fail(SessionEvent::kDiscard, status, "commit");
+    }
   }
   const bool from_lead = current(id) && !session_->plain() && session_->senders.front().peer == peer;
   // Without its lead a prepared session is finished by whoever found all ranks prepared.
@@ -505,6 +433,7 @@ void SessionControl::commit(UpdateSession& session) {
   committed_ = session.version;
   last_session_ = session.id;
   last_plan_ = session.plan;
+  written_.commit(*session.plan);
   apply(SessionEvent::kCommit);
   ++updates_;
   last_failure_.clear();
@@ -531,7 +460,7 @@ void SessionControl::commit(UpdateSession& session) {
   if (!enqueued.ok()) tell(enqueued);
 }
 
-// ---- losses, deadlines, engine events -------------------------------------------------------------------------------------------
+// ---- losses and deadlines ------------------------------------------------------------------------------------------------------
 
 void SessionControl::on_peer_lost(const PeerId& peer, const Status& how) {
   if (session_ == nullptr) return;
@@ -555,23 +484,6 @@ void SessionControl::on_tick() {
   const Status status(Code::kDeadlineExceeded,
                       fmt::format("no progress for {} ms, waiting for {}", env_.options->deadline_ms, session_->waiting_for()));
   fail(state_ == SessionState::kPrepared ? SessionEvent::kLeadLost : SessionEvent::kFailure, status, phase());
-}
-
-void SessionControl::on_engine_event(EngineEvent event) {
-  static constexpr std::pair<SessionEvent, std::string_view> kEvents[] = {
-      {SessionEvent::kSleep, "the engine went to sleep"},
-      {SessionEvent::kDiscard, "the engine discarded its weights"},
-      {SessionEvent::kExpertRebalance, "the engine rebalanced its experts"},
-      {SessionEvent::kLoraLoad, "the engine loaded a LoRA"},
-      {SessionEvent::kForeignReload, "somebody else reloaded the weights"},
-      {SessionEvent::kRecapture, "the engine captures its graphs again"}};
-  const auto& [session_event, text] = kEvents[static_cast<std::size_t>(event)];
-  if (event == EngineEvent::kDiscard || event == EngineEvent::kForeignReload) discarded_ = true;
-  if (session_ == nullptr) {
-    apply(session_event);
-    return;
-  }
-  fail(session_event, Status(Code::kCancelled, std::string(text) + " during an update"), phase());
 }
 
 }  // namespace headrace

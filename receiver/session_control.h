@@ -5,18 +5,21 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/base/clock.h"
 #include "core/transport/control.h"
 #include "core/wire/messages.h"
 #include "receiver/applier.h"
+#include "receiver/canaries.h"
 #include "receiver/guard_page.h"
 #include "receiver/memory_meter.h"
 #include "receiver/peer_book.h"
 #include "receiver/receiver.h"
 #include "receiver/session_table.h"
 #include "receiver/update_session.h"
+#include "receiver/written_storages.h"
 
 namespace headrace {
 
@@ -36,7 +39,9 @@ class SessionControl {
     PeerBook* peers;
     const Clock* clock;
     std::function<void(const PeerId&, SessionId, wire::Body)> send;
-    std::function<void()> write_constants;  // on the apply thread
+    Canaries* canaries;
+    std::function<void()> restore;                                         // constants and canaries; on the apply thread
+    std::function<void(std::shared_ptr<const ExpertMaps>)> experts_moved;  // on the apply thread
     PeerBook::Post post;
   };
 
@@ -68,6 +73,7 @@ class SessionControl {
   void on_open(const PeerId& peer, const std::string& sender, SessionId id, const wire::Open& open);
   Status check_open(const std::string& sender, const wire::Open& open, WeightVersion& version) const;
   Status check_version(const WeightVersion& version) const;
+  Status check_repair(const WeightVersion& version, std::span<const std::uint32_t> ranks) const;
   void start_session(std::unique_ptr<UpdateSession> session, std::function<void(const Status&)> opened);
   void on_manifest(UpdateSession& session, SessionSender& sender, wire::Manifest manifest);
   const SenderPart* last_part(const std::string& sender, const Digest& digest) const;
@@ -79,7 +85,7 @@ class SessionControl {
   void on_end(UpdateSession& session, SessionSender& sender, const wire::End& end);
   void on_commit(const PeerId& peer, SessionId id);
   void prove(UpdateSession& session);
-  void on_proven(const ProofOutcome& outcome, const Status& after);
+  void on_proven(const ProofOutcome& outcome, const Status& after, std::span<const std::string> lost);
   void commit(UpdateSession& session);
   void first_enqueue();
   Result<SyncPlan::Outcome> plan_plain(std::span<const NamedView> tensors) const;
@@ -93,7 +99,26 @@ class SessionControl {
   bool apply(SessionEvent event);
   void publish();
   void to_senders(const UpdateSession& session, const wire::Body& body);
-  Status attest() const;
+  /// Its failure or its exception, with its name. On the apply thread, as all hooks.
+  static Status call_hook(std::string_view name, const std::function<Status()>& hook);
+  static Status discard_status(std::span<const std::string> pools);
+  /// What the engine says before an update.
+  struct Attested {
+    Status status;
+    std::shared_ptr<const ExpertMaps> experts;  // with an ok status
+    std::vector<std::string> lost{};            // pools whose content is gone although nobody said so; with an ok status
+  };
+  Attested attest() const;
+  Result<std::shared_ptr<const ExpertMaps>> read_experts() const;
+  /// That nothing moved while an update of `plan` was written.
+  Status attest_again(const SyncPlan& plan) const;
+  /// Takes note that all content of live storage is lost.
+  void forget_content();
+  void on_discard_found(std::span<const std::string> pools);
+  Status check_scopes(std::span<const std::string> scopes) const;
+  void reject(UpdateSession& session, std::vector<wire::Failure> defects, std::uint64_t total);
+  void read_experts_async();
+  wire::Opened opened_message() const;
   std::string phase() const;
   bool current(SessionId id) const { return session_ != nullptr && session_->id == id; }
 
@@ -102,6 +127,7 @@ class SessionControl {
   SessionState resting_ = SessionState::kIdle;  // the state before OPEN
   std::optional<WeightVersion> version_;        // what live storage holds as a whole
   std::optional<WeightVersion> committed_;      // the last that was committed in this life, whatever happened since
+  std::shared_ptr<const ExpertMaps> experts_;   // as the engine said last; plans share them
   std::unique_ptr<UpdateSession> session_;      // in kOpen, kApplying, kPrepared, kInDoubt
   std::unique_ptr<UpdateSession> doubtful_;     // in doubt while a new update is open
   SessionId last_session_;                      // committed last
@@ -113,7 +139,9 @@ class SessionControl {
   std::shared_ptr<const SyncPlan> last_plan_;  // of the last commit; its parts are the manifests that a sender may name by digest
   std::uint64_t updates_ = 0;
   std::uint64_t engram_calls_ = 0;
-  bool discarded_ = false;  // constants are gone too: they are written before the next first byte
+  WrittenStorages written_;
+  std::uint64_t discards_ = 0;
+  bool discarded_ = false;  // constants and canaries are gone too: they are written before the next first byte
   std::uint64_t apply_progress_ = 0;
   SlotState published_ = SlotState::kNone;
   MemoryMeter meter_;

@@ -45,6 +45,8 @@ constexpr std::array<Row, kSessionEvents> kTable{{
     /* lora load */ {take(kIdle), back(), lose(kTorn), lose(kTorn), take(kTorn), lose(kTorn)},
     /* foreign reload */ {lose(kIdle), {Answer::kTake, kIdle, true, true}, lose(kTorn), lose(kTorn), take(kTorn), lose(kTorn)},
     /* recapture */ {take(kIdle), back(), lose(kTorn), lose(kTorn), take(kTorn), lose(kTorn)},
+    // The update that found it may bring everything again; whether it does is seen in its manifests.
+    /* discard found */ {lose(kIdle), lose(kOpen), lose(kTorn), lose(kTorn), take(kTorn), lose(kTorn)},
 }};
 
 constexpr std::array<std::string_view, kSessionEvents> kEventNames{"OPEN",
@@ -61,7 +63,8 @@ constexpr std::array<std::string_view, kSessionEvents> kEventNames{"OPEN",
                                                                    "experts rebalanced",
                                                                    "LoRA loaded",
                                                                    "foreign reload",
-                                                                   "graphs captured again"};
+                                                                   "graphs captured again",
+                                                                   "discard found at OPEN"};
 
 }  // namespace
 

@@ -28,9 +28,10 @@ enum class SessionEvent : std::uint8_t {
   kLoraLoad,
   kForeignReload,  // somebody else writes the weights
   kRecapture,      // graphs are captured again
+  kDiscardFound,   // a canary is gone when OPEN asks: content was discarded and nobody said so
 };
 inline constexpr int kSessionStates = 6;
-inline constexpr int kSessionEvents = 15;
+inline constexpr int kSessionEvents = 16;
 std::string_view session_event_name(SessionEvent event) noexcept;
 
 enum class Answer : std::uint8_t {

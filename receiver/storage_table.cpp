@@ -89,9 +89,47 @@ Result<StorageId> StorageTable::add(Storage storage) {
   return StorageId{index};
 }
 
+Status StorageTable::add_canary(Canary canary) {
+  const auto refused = [&](std::string_view why) {
+    return Status(Code::kInvalidArgument, fmt::format("canary of pool {} not added: {}", canary.pool, why));
+  };
+  if (sealed_) return Status(Code::kFailedPrecondition, fmt::format("canary of pool {} not added: the table is sealed", canary.pool));
+  if (canary.pool.empty()) return refused("the pool has no name");
+  if (canary.address == nullptr) return refused("it has no address");
+  if (canary.bytes < kCanaryBytesMin || canary.bytes % 8 != 0) {
+    return refused(fmt::format("{} bytes, expected a multiple of 8 from {} on", canary.bytes, kCanaryBytesMin));
+  }
+  for (const Canary& other : canaries_) {
+    if (other.pool == canary.pool) return refused("the pool has one already");
+  }
+  canaries_.push_back(std::move(canary));
+  return ok_status();
+}
+
+Status StorageTable::check_canaries() const {
+  for (std::size_t c = 0; c < canaries_.size(); ++c) {
+    const Canary& canary = canaries_[c];
+    const std::uintptr_t begin = address_number(canary.address);
+    const std::uintptr_t end = begin + static_cast<std::uintptr_t>(canary.bytes);
+    const auto overlaps = [&](const std::byte* address, std::int64_t bytes) {
+      return address_number(address) < end && begin < address_number(address) + static_cast<std::uintptr_t>(bytes);
+    };
+    std::string other;
+    for (const Storage& storage : storages_) {
+      if (overlaps(storage.address, storage.bytes)) other = "storage " + storage.name;
+    }
+    for (std::size_t before = 0; before < c; ++before) {
+      if (overlaps(canaries_[before].address, canaries_[before].bytes)) other = "the canary of pool " + canaries_[before].pool;
+    }
+    if (!other.empty()) return Status(Code::kInvalidArgument, fmt::format("canary of pool {} lies in {}", canary.pool, other));
+  }
+  return ok_status();
+}
+
 Status StorageTable::seal() {
   if (sealed_) return Status(Code::kFailedPrecondition, "storage table not sealed: it is sealed already");
   if (storages_.empty()) return Status(Code::kFailedPrecondition, "storage table not sealed: it is empty");
+  HEADRACE_RETURN_IF_ERROR(check_canaries());
   Hasher hasher;
   hasher.text("headrace storage table").number(storages_.size());
   for (const Storage& storage : storages_) {

@@ -102,6 +102,11 @@ Result<PlanGeometry> PlanGeometry::build(const WeightIndex& index, const Storage
   return result;
 }
 
+bool matches_any(std::span<const std::string> patterns, const std::string& name) {
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
+}
+
 /// Resolves the parts entry by entry, then tensor by tensor.
 class PlanCompiler {
  public:
@@ -112,6 +117,7 @@ class PlanCompiler {
     plan_.index_ = &index_;
     plan_.geometry_ = &geometry_;
     plan_.key_ = SyncPlan::key_of(index_, table, parts, options_);
+    plan_.experts_ = options_.experts != nullptr ? options_.experts : index_.experts_at_load();
     plan_.parts_ = std::move(parts);
     resolve_entries();
     for (PlanTensor& tensor : plan_.tensors_) divide(tensor);
@@ -143,7 +149,7 @@ class PlanCompiler {
       plan_.entries_[s].resize(entries.size());
       total += entries.size();
       for (std::uint32_t e = 0; e < entries.size(); ++e) {
-        const Resolution resolution = index_.resolve(entries[e].name);
+        const Resolution resolution = index_.resolve(entries[e].name, *plan_.experts_);
         switch (resolution.kind) {
           case Resolution::Kind::kUnknown: unknown.emplace_back(s, e); break;
           case Resolution::Kind::kDropped:
@@ -319,16 +325,11 @@ class PlanCompiler {
   void find_missing() {
     // One line says it all when nothing matched.
     if (defects_total_ > 0 && std::all_of(seen_.begin(), seen_.end(), [](const auto& seen) { return seen.empty(); })) return;
-    index_.visit_needed(options_.scopes, [&](std::uint32_t rule, std::int32_t expert) {
+    index_.visit_needed(options_.scopes, *plan_.experts_, [&](std::uint32_t rule, std::int32_t expert) {
       if (seen_of(rule, expert) != kUnseen || index_.rule(rule).placements.empty() || geometry_.of(rule).wanted_bytes == 0) return;
       const std::string name = index_.name_of(rule, expert);
-      if (!is_optional(name)) defect(Code::kInvalidArgument, name, fmt::format("{}: no sender brings it", name));
+      if (!matches_any(options_.optional_names, name)) defect(Code::kInvalidArgument, name, fmt::format("{}: no sender brings it", name));
     });
-  }
-
-  bool is_optional(const std::string& name) const {
-    return std::any_of(options_.optional_names.begin(), options_.optional_names.end(),
-                       [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
   }
 
   const WeightIndex& index_;
@@ -352,7 +353,7 @@ SyncPlan::Outcome SyncPlan::compile(const WeightIndex& index, const PlanGeometry
 Digest SyncPlan::key_of(const WeightIndex& index, const Digest& table, std::span<const SenderPart> parts, const PlanOptions& options) {
   Hasher hasher;
   hasher.bytes(std::as_bytes(std::span(table.bytes)));
-  const Digest experts = digest_of(index.layout().experts);
+  const Digest& experts = (options.experts != nullptr ? options.experts : index.experts_at_load())->digest();
   hasher.bytes(std::as_bytes(std::span(experts.bytes)));
   hasher.number(static_cast<std::uint64_t>(options.overlap)).number(options.scopes.size());
   for (const std::string& scope : options.scopes) hasher.text(scope);

@@ -24,11 +24,15 @@ struct SenderPart {
   std::vector<wire::ManifestEntry> entries;
 };
 
+/// Whether a name matches one of these fnmatch patterns.
+bool matches_any(std::span<const std::string> patterns, const std::string& name);
+
 struct PlanOptions {
   std::vector<std::string> scopes;
   wire::OverlapRule overlap = wire::OverlapRule::kRefuse;
-  std::vector<std::string> optional_names{};  // fnmatch patterns
-  bool check_coverage = true;                 // false: part of an update, as one call of load() brings it
+  std::vector<std::string> optional_names{};    // fnmatch patterns
+  bool check_coverage = true;                   // false: part of an update, as one call of load() brings it
+  std::shared_ptr<const ExpertMaps> experts{};  // where experts live now; none: as the layout has them
 };
 
 /// What happens to one entry of one sender on this rank.
@@ -42,7 +46,7 @@ struct PlanEntry {
 struct PlanTensor {
   std::uint32_t rule = 0;
   std::int32_t expert = -1;
-  std::span<const std::int32_t> slots;
+  std::span<const std::int32_t> slots;                           // in the plan's own maps
   TensorKey key;                                                 // of the tensor as it is sent
   std::vector<std::pair<std::uint32_t, std::uint32_t>> entries;  // (sender, entry) that bring it
   TensorKey live_key;                                            // of the tensor as storage holds it; another only with a cast
@@ -90,6 +94,7 @@ class SyncPlan {
 
   const Digest& key() const noexcept { return key_; }
   std::span<const SenderPart> parts() const noexcept { return parts_; }
+  const ExpertMaps& experts() const noexcept { return *experts_; }
   std::span<const PlanEntry> entries(std::uint32_t sender) const { return entries_.at(sender); }
   std::span<const PlanTensor> tensors() const noexcept { return tensors_; }
   /// Whether any tensor is converted.
@@ -120,6 +125,7 @@ class SyncPlan {
   const WeightIndex* index_ = nullptr;
   const PlanGeometry* geometry_ = nullptr;
   Digest key_;
+  std::shared_ptr<const ExpertMaps> experts_;  // shared: the slots of tensors_ lie in it, and the session that agreed on it may be over
   std::vector<SenderPart> parts_;
   std::vector<std::vector<PlanEntry>> entries_;
   std::vector<PlanTensor> tensors_;

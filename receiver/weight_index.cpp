@@ -60,7 +60,10 @@ std::string_view last_number(std::string_view name) {
 }  // namespace
 
 WeightIndex::WeightIndex(ModelLayout layout)
-    : layout_(std::move(layout)), named_(layout_.named.size()), experts_(layout_.expert_rules.size()) {
+    : layout_(std::move(layout)),
+      experts_at_load_(std::make_shared<const ExpertMaps>(layout_.experts)),
+      named_(layout_.named.size()),
+      experts_(layout_.expert_rules.size()) {
   const std::size_t count = layout_.named.size() + layout_.expert_rules.size();
   for (const ExpertMap& map : layout_.experts) experts_max_ = std::max(experts_max_, map.experts());
   rules_.reserve(count);
@@ -82,12 +85,13 @@ WeightIndex::WeightIndex(ModelLayout layout)
   }
 }
 
-Resolution WeightIndex::placed(std::uint32_t rule, std::int32_t expert) const {
-  const std::span<const std::int32_t> slots = expert < 0 ? std::span<const std::int32_t>(kOnlySlot) : map_of(rule).slots_of(expert);
+Resolution WeightIndex::placed(std::uint32_t rule, std::int32_t expert, const ExpertMaps& experts) const {
+  const std::span<const std::int32_t> slots =
+      expert < 0 ? std::span<const std::int32_t>(kOnlySlot) : map_of(rule, experts).slots_of(expert);
   return {.kind = slots.empty() ? Resolution::Kind::kNotLocal : Resolution::Kind::kPlaced, .rule = rule, .expert = expert, .slots = slots};
 }
 
-std::optional<Resolution> WeightIndex::resolve_expert(std::string_view name) const {
+std::optional<Resolution> WeightIndex::resolve_expert(std::string_view name, const ExpertMaps& experts) const {
   // The id is a number between two dots, and most often the last one of the name.
   std::size_t end = std::string_view::npos;  // the dot behind the part at hand
   for (std::size_t dot = name.size(); dot-- > 0;) {
@@ -95,14 +99,14 @@ std::optional<Resolution> WeightIndex::resolve_expert(std::string_view name) con
     if (end != std::string_view::npos && is_digit(name[end - 1])) {
       const auto expert = canonical_id(name.substr(dot + 1, end - dot - 1), experts_max_);
       const auto rule = expert ? experts_.find(name.substr(0, dot + 1), name.substr(end + 1)) : std::nullopt;
-      if (rule && *expert < map_of(*rule).experts()) return placed(*rule, *expert);
+      if (rule && *expert < map_of(*rule, experts).experts()) return placed(*rule, *expert, experts);
     }
     end = dot;
   }
   return std::nullopt;
 }
 
-Resolution WeightIndex::resolve_scan(std::string_view name) const {
+Resolution WeightIndex::resolve_scan(std::string_view name, const ExpertMaps& experts) const {
   if (!layout_.scan) return {};
   const ScanAnswer answer = layout_.scan(name);
   if (answer.kind == ScanAnswer::Kind::kDropped) return {.kind = Resolution::Kind::kDropped, .slots = {}};
@@ -111,17 +115,17 @@ Resolution WeightIndex::resolve_scan(std::string_view name) const {
   if (found == by_param_.end()) return {};
   for (const std::uint32_t rule : found->second) {
     if (rules_[rule]->shard != answer.shard || is_expert(rule) != (answer.expert >= 0)) continue;
-    if (answer.expert < 0 || answer.expert < map_of(rule).experts()) return placed(rule, answer.expert);
+    if (answer.expert < 0 || answer.expert < map_of(rule, experts).experts()) return placed(rule, answer.expert, experts);
   }
   return {};
 }
 
-Resolution WeightIndex::resolve(std::string_view name) const {
+Resolution WeightIndex::resolve(std::string_view name, const ExpertMaps& experts) const {
   if (name.size() <= name_bytes_max_) {
-    if (const auto expert = resolve_expert(name)) return *expert;
-    if (const auto rule = named_.find(name, {})) return placed(*rule, -1);
+    if (const auto expert = resolve_expert(name, experts)) return *expert;
+    if (const auto rule = named_.find(name, {})) return placed(*rule, -1, experts);
   }
-  return resolve_scan(name);
+  return resolve_scan(name, experts);
 }
 
 std::string WeightIndex::name_of(std::uint32_t rule, std::int32_t expert) const {
@@ -130,7 +134,7 @@ std::string WeightIndex::name_of(std::uint32_t rule, std::int32_t expert) const 
   return known.prefix + std::to_string(expert) + "." + known.suffix;
 }
 
-void WeightIndex::visit_needed(std::span<const std::string> scopes,
+void WeightIndex::visit_needed(std::span<const std::string> scopes, const ExpertMaps& experts,
                                const std::function<void(std::uint32_t rule, std::int32_t expert)>& visit) const {
   for (std::uint32_t r = 0; r < rules_.size(); ++r) {
     if (rules_[r]->optional || std::find(scopes.begin(), scopes.end(), rules_[r]->scope) == scopes.end()) continue;
@@ -138,19 +142,25 @@ void WeightIndex::visit_needed(std::span<const std::string> scopes,
       visit(r, -1);
       continue;
     }
-    const ExpertMap& map = map_of(r);
+    const ExpertMap& map = map_of(r, experts);
     for (std::int32_t e = 0; e < map.experts(); ++e) {
       if (!map.slots_of(e).empty()) visit(r, e);
     }
   }
 }
 
-std::vector<WeightIndex::Needed> WeightIndex::needed(std::span<const std::string> scopes) const {
+std::vector<WeightIndex::Needed> WeightIndex::needed(std::span<const std::string> scopes, const ExpertMaps& experts) const {
   std::vector<Needed> names;
-  visit_needed(scopes, [&](std::uint32_t rule, std::int32_t expert) {
+  visit_needed(scopes, experts, [&](std::uint32_t rule, std::int32_t expert) {
     names.push_back({.name = name_of(rule, expert), .rule = rule, .expert = expert});
   });
   return names;
+}
+
+Result<ExpertMaps> WeightIndex::rebalanced(std::span<const std::vector<std::int32_t>> physical) const {
+  std::vector<std::string> names(layout_.experts.size());
+  for (const ExpertRule& rule : layout_.expert_rules) names.at(rule.map) = rule.prefix;
+  return experts_at_load_->rebalanced(physical, names);
 }
 
 std::vector<std::string> WeightIndex::scopes() const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -26,7 +27,7 @@ struct Resolution {
   Kind kind = Kind::kUnknown;
   std::uint32_t rule = 0;               // rule(); with kPlaced and kNotLocal
   std::int32_t expert = -1;             // logical expert id, -1 for none
-  std::span<const std::int32_t> slots;  // local slots to write; {0} for tensors that are no experts
+  std::span<const std::int32_t> slots;  // local slots to write, in the map it was found with; {0} for tensors that are no experts
 };
 
 /// Finds destinations by the structure of a name. Immutable after construction; any thread. Must outlive its resolutions.
@@ -40,12 +41,14 @@ class WeightIndex {
   /// all others one by the whole name, and only what neither knows goes through the full scan. A name that the engine would take as a
   /// stacked parameter already put together ("…gate_up_proj.weight") is kUnknown: it is no tensor of a checkpoint, and its bytes are those
   /// of the parts.
-  Resolution resolve(std::string_view name) const;
+  /// `experts` says where experts live now; it outlives the resolution. Without it they are where they were at load.
+  Resolution resolve(std::string_view name, const ExpertMaps& experts) const;
+  Resolution resolve(std::string_view name) const { return resolve(name, *experts_at_load_); }
   const TensorRule& rule(std::uint32_t index) const { return *rules_[index]; }
   /// Local slots that a rule's placements repeat over; 1 for a tensor that is no expert.
-  std::int64_t slots_of(std::uint32_t index) const { return is_expert(index) ? map_of(index).local_slots() : 1; }
+  std::int64_t slots_of(std::uint32_t index) const { return is_expert(index) ? map_of(index, *experts_at_load_).local_slots() : 1; }
   /// Logical experts of a rule's layer; 1 for a tensor that is no expert.
-  std::int64_t experts_of(std::uint32_t index) const { return is_expert(index) ? map_of(index).experts() : 1; }
+  std::int64_t experts_of(std::uint32_t index) const { return is_expert(index) ? map_of(index, *experts_at_load_).experts() : 1; }
   std::size_t rule_count() const noexcept { return rules_.size(); }
   const ModelLayout& layout() const noexcept { return layout_; }
 
@@ -56,9 +59,16 @@ class WeightIndex {
     std::uint32_t rule = 0;
     std::int32_t expert = -1;
   };
-  std::vector<Needed> needed(std::span<const std::string> scopes) const;
-  /// The same without the names.
-  void visit_needed(std::span<const std::string> scopes, const std::function<void(std::uint32_t rule, std::int32_t expert)>& visit) const;
+  std::vector<Needed> needed(std::span<const std::string> scopes, const ExpertMaps& experts) const;
+  std::vector<Needed> needed(std::span<const std::string> scopes) const { return needed(scopes, *experts_at_load_); }
+  /// The layout's own maps, shared with whoever outlives a change of them.
+  const std::shared_ptr<const ExpertMaps>& experts_at_load() const noexcept { return experts_at_load_; }
+  /// Of the live maps: physical[l][p] is the logical expert in physical slot p of MoE layer l. kInvalidArgument names the first layer that
+  /// does not fit.
+  Result<ExpertMaps> rebalanced(std::span<const std::vector<std::int32_t>> physical) const;
+  /// The same as needed() without the names.
+  void visit_needed(std::span<const std::string> scopes, const ExpertMaps& experts,
+                    const std::function<void(std::uint32_t rule, std::int32_t expert)>& visit) const;
   /// The checkpoint name of a rule's tensor; `expert` is -1 for one that is no expert.
   std::string name_of(std::uint32_t rule, std::int32_t expert) const;
   /// The scopes of all rules, each once.
@@ -68,14 +78,15 @@ class WeightIndex {
   std::vector<std::string> nearest(std::string_view name, std::size_t count) const;
 
  private:
-  std::optional<Resolution> resolve_expert(std::string_view name) const;
-  Resolution resolve_scan(std::string_view name) const;
+  std::optional<Resolution> resolve_expert(std::string_view name, const ExpertMaps& experts) const;
+  Resolution resolve_scan(std::string_view name, const ExpertMaps& experts) const;
   /// Kind and slots of a rule; the map of its layer knows `expert`.
-  Resolution placed(std::uint32_t rule, std::int32_t expert) const;
+  Resolution placed(std::uint32_t rule, std::int32_t expert, const ExpertMaps& experts) const;
   bool is_expert(std::uint32_t rule) const noexcept { return rule >= layout_.named.size(); }
-  const ExpertMap& map_of(std::uint32_t rule) const { return layout_.experts[maps_[rule - layout_.named.size()]]; }
+  const ExpertMap& map_of(std::uint32_t rule, const ExpertMaps& experts) const { return experts.layer(maps_[rule - layout_.named.size()]); }
 
-  ModelLayout layout_;                    // the pointers below point into it
+  ModelLayout layout_;  // the pointers below point into it
+  std::shared_ptr<const ExpertMaps> experts_at_load_;
   std::vector<const TensorRule*> rules_;  // named rules, then expert rules
   std::vector<std::uint32_t> maps_;       // per expert rule; beside each other, since every name of an expert asks for one
   NameTable named_;

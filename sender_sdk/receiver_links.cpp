@@ -112,7 +112,7 @@ Result<std::vector<ReceiverLink>> connect_found(const SenderEnvironment& environ
     if (deadline.expired()) break;
     ::poll(nullptr, 0, static_cast<int>(std::min(kLookAgainMs, deadline.left_ms() + 1)));
   }
-  if (!links.empty()) return links;  // open() says what is missing, unless some ranks are all it is asked for
+  if (!links.empty()) return links;  // open() says what is missing, unless it is a repair
   return Status(Code::kUnavailable, fmt::format("job '{}': no receiver within {} ms{}{}", options.job, options.connect_timeout_ms,
                                                 refused.ok() ? "" : ": ", refused.message()));
 }

@@ -55,6 +55,8 @@ JsonValue report_json(const UpdateReport& report) {
       .set("proven", report.proven)
       .set("total_ms", report.total_ms)
       .set("phases_ms", phases_json(report.phases_ms))
+      .set("ignored", report.ignored)
+      .set("ignored_names", json_array(report.ignored_names))
       .set("receipts", receipts)
       .done();
 }

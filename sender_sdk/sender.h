@@ -55,8 +55,13 @@ struct UpdateOptions {
   std::vector<std::string> scopes{"target"};
   std::vector<std::string> senders;  // all senders of this update, the lead first; empty: this one alone
   wire::OverlapRule overlap = wire::OverlapRule::kRefuse;
-  bool some_ranks = false;  // true: an update of the connected ranks only, although their engine has more
+  /// true: the connected ranks are brought up to `version`, which all other ranks of their engine hold and go on holding (one rank was
+  /// started anew, or is torn). The guard opens when all hold it again.
+  bool repair = false;
 };
+
+/// Names of ignored entries that a report lists; the count tells of more.
+inline constexpr std::size_t kIgnoredNamesMax = 100;
 
 /// What an update did, over all receivers.
 struct UpdateReport {
@@ -66,11 +71,13 @@ struct UpdateReport {
   std::uint64_t applied_bytes = 0;  // summed over receivers
   std::string data_path;
   std::uint64_t buckets = 0;
-  std::uint64_t registered_bytes = 0;   // of wire_bytes, read in place from registered memory
-  bool proven = false;                  // every receiver found every fingerprint equal
-  wire::Phases phases_ms;               // as this sender saw them: whole phases, all receivers
-  double total_ms = 0;                  // open() to the last COMMITTED
-  std::vector<wire::Receipt> receipts;  // one per receiver
+  std::uint64_t registered_bytes = 0;      // of wire_bytes, read in place from registered memory
+  bool proven = false;                     // every receiver found every fingerprint equal
+  wire::Phases phases_ms;                  // as this sender saw them: whole phases, all receivers
+  double total_ms = 0;                     // open() to the last COMMITTED
+  std::uint64_t ignored = 0;               // entries that every engine drops: nothing of them was sent
+  std::vector<std::string> ignored_names;  // the first kIgnoredNamesMax of them
+  std::vector<wire::Receipt> receipts;     // one per receiver
 };
 
 /// A receiver that this sender is connected to.

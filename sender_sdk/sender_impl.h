@@ -104,6 +104,9 @@ class SenderImpl final : public ConnectionLoop::Handler {
   Status settle_last_update();
   void begin_update(const UpdateOptions& options);
   Status open_session(const UpdateOptions& options);
+  /// The connected ranks of a receiver's engine, when there are others.
+  std::vector<std::uint32_t> repaired_ranks(std::size_t r) const;
+  Status check_expert_maps();
   Status join_session(const UpdateOptions& options);
   Status offer_manifest();
   Status rejected_status() const;

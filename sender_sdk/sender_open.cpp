@@ -48,7 +48,7 @@ Status SenderImpl::check_update(const UpdateOptions& options) const {
   std::vector<const wire::Welcome*> welcomes;
   for (const ReceiverInfo& receiver : receivers_) welcomes.push_back(&receiver.welcome);
   const std::string missing = missing_ranks(welcomes);
-  if (!missing.empty() && !options.some_ranks) {
+  if (!missing.empty() && !options.repair) {
     return Status(Code::kFailedPrecondition, fmt::format("open: an update needs every rank of an engine; connected are {}", missing));
   }
   return ok_status();
@@ -75,7 +75,7 @@ void SenderImpl::begin_update(const UpdateOptions& options) {
   Lock lock(mutex_);
   lead_ = options.senders.front() == options_.sender;
   version_ = options.version;
-  unwanted_ = options.some_ranks                                                 ? Unwanted::kAllow
+  unwanted_ = options.repair                                                     ? Unwanted::kAllow
               : options.overlap == wire::OverlapRule::kFirstSenderOwns && !lead_ ? Unwanted::kAllowEntirely
                                                                                  : Unwanted::kRefuse;
   if (failure_) {
@@ -94,11 +94,42 @@ void SenderImpl::begin_update(const UpdateOptions& options) {
 
 Status SenderImpl::open_session(const UpdateOptions& options) {
   Lock lock(mutex_);
-  const wire::Open open{options.version.to_string(), options.scopes, options.senders, static_cast<std::uint32_t>(options.overlap)};
-  for (std::size_t r = 0; r < receivers_.size(); ++r) flow_.push(r, open);
+  wire::Open open{options.version.to_string(), options.scopes, options.senders, static_cast<std::uint32_t>(options.overlap), {}};
+  for (std::size_t r = 0; r < receivers_.size(); ++r) {
+    if (options.repair) open.ranks = repaired_ranks(r);
+    flow_.push(r, open);
+  }
   loop_->wake();
-  return wait_all(lock, "OPENED",
-                  [&](const ReceiverFlow& receiver) { return receiver.opened && receiver.opened_session == flow_.session(); });
+  HEADRACE_RETURN_IF_ERROR(wait_all(
+      lock, "OPENED", [&](const ReceiverFlow& receiver) { return receiver.opened && receiver.opened_session == flow_.session(); }));
+  return check_expert_maps();
+}
+
+std::vector<std::uint32_t> SenderImpl::repaired_ranks(std::size_t r) const {
+  std::vector<std::uint32_t> ranks;
+  for (const ReceiverInfo& each : receivers_) {
+    if (each.welcome.engine == receivers_[r].welcome.engine) ranks.push_back(each.welcome.rank);
+  }
+  return ranks.size() < receivers_[r].welcome.ranks ? ranks : std::vector<std::uint32_t>{};
+}
+
+Status SenderImpl::check_expert_maps() {
+  // A rank with an older map than its peers would write the right bytes into slots that the others take for another expert's.
+  const auto& all = flow_.receivers();
+  for (const ReceiverFlow& receiver : all) {
+    const auto first = std::find_if(all.begin(), all.end(), [&](const ReceiverFlow& other) { return other.engine == receiver.engine; });
+    if (receiver.opened->expert_map == first->opened->expert_map) continue;
+    wire::Failure failure =
+        receiver_failure(receiver,
+                         Status(Code::kFailedPrecondition,
+                                fmt::format("its expert map is not that of rank {}: the engine is still rebalancing", first->rank)),
+                         "open");
+    failure.expected = first->opened->expert_map.hex();
+    failure.actual = receiver.opened->expert_map.hex();
+    fail(std::move(failure));
+    return *failure_;
+  }
+  return ok_status();
 }
 
 Status SenderImpl::join_session(const UpdateOptions& options) {

@@ -288,6 +288,10 @@ UpdateReport SenderImpl::make_report() const {
   report.phases_ms = phases_;
   report.total_ms = ms_since(opened_ns_);
   report.proven = options_.fingerprints;
+  for (std::size_t e = 0; e < entries_.entries().size(); ++e) {
+    if (!std::all_of(wanted_.begin(), wanted_.end(), [e](const auto& wanted) { return wanted[e].ignored; })) continue;
+    if (report.ignored++ < kIgnoredNamesMax) report.ignored_names.push_back(entries_.entries()[e].name);
+  }
   for (const ReceiverFlow& receiver : flow_.receivers()) {
     report.receipts.push_back(*receiver.committed);
     report.applied_bytes += receiver.committed->applied_bytes;

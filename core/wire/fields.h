@@ -91,12 +91,14 @@ void fields(Open& m, F& f) {
   f("scopes", m.scopes, limits::kIdBytesMax);
   f("senders", m.senders, limits::kIdBytesMax);
   f("overlap", m.overlap);
+  f("ranks", m.ranks, limits::kRanksMax);
 }
 
 template <class F>
 void fields(Opened& m, F& f) {
   f("version", m.version, 2 * limits::kIdBytesMax);
   f("senders", m.senders, limits::kIdBytesMax);
+  f("expert_map", m.expert_map);
 }
 
 template <class F>
@@ -206,6 +208,7 @@ void fields(StatusReply& m, F& f) {
   f("layout", m.layout, limits::kIdBytesMax);
   f("variant", m.variant, limits::kIdBytesMax);
   f("last_failure", m.last_failure, limits::kTextBytesMax);
+  f("discards", m.discards);
 }
 
 template <class F>

@@ -79,13 +79,15 @@ struct Hello {
 struct Open {
   std::string version;
   std::vector<std::string> scopes;
-  std::vector<std::string> senders;  // all of this session, the lead first
-  std::uint32_t overlap = 0;         // OverlapRule
+  std::vector<std::string> senders;    // all of this session, the lead first
+  std::uint32_t overlap = 0;           // OverlapRule
+  std::vector<std::uint32_t> ranks{};  // the only ones that are updated, of each engine: a repair; empty: all
 };
 
 struct Opened {
   std::string version;
   std::vector<std::string> senders;
+  Digest expert_map{};  // read after the engine was found quiescent; the same on all ranks of an engine
 };
 
 /// One tensor, or a box of one, that a sender brings.

@@ -94,6 +94,7 @@ struct StatusReply {
   std::string layout;
   std::string variant;
   std::string last_failure;
+  std::uint64_t discards = 0;  // how often the content of live storage was lost, announced or found
 };
 
 }  // namespace wire

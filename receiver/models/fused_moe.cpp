@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -374,7 +375,10 @@ Result<ExpertMap> place_experts(std::int32_t experts, const ModelRequest& reques
   if (slots.empty()) {
     return Status(Code::kInvalidArgument, fmt::format("layout of fused_moe: no expert of {} for rank {} of {}", experts, rank, ep));
   }
-  return ExpertMap::from_slots(experts, slots);
+  // One physical slot an expert, numbered as the experts are.
+  std::vector<std::int32_t> physical(static_cast<std::size_t>(experts));
+  std::iota(physical.begin(), physical.end(), 0);
+  return ExpertMap::from_physical(experts, std::move(physical), std::move(slots));
 }
 
 Status check_request(const ModelRequest& request, std::span<const CheckpointTensor> tensors) {

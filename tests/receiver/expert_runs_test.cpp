@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
+#include <numeric>
 #include <set>
 
 #include "receiver/models/family.h"
@@ -23,7 +25,9 @@ void execute(const CopyJob& job, std::size_t dim, std::int64_t src, std::int64_t
     return;
   }
   for (std::int64_t i = 0; i < job.copy.dims[dim].count; ++i) {
-    execute(job, dim + 1, src + i * job.copy.dims[dim].src_stride, dst + i * job.copy.dims[dim].dst_stride);
+    const bool indexed = job.copy.indexed_dim == static_cast<int>(dim);
+    const std::int64_t step = indexed ? job.copy.slots->at(static_cast<std::size_t>(i)) : i;
+    execute(job, dim + 1, src + i * job.copy.dims[dim].src_stride, dst + step * job.copy.dims[dim].dst_stride);
   }
 }
 void execute(const CopyJob& job) {
@@ -122,13 +126,11 @@ class Feed {
 };
 
 /// The fewest runs for the experts that one bucket brings to one key, in the order in which it brings them: experts of each trainer rank
-/// advance evenly, so those of one trainer rank are one run. Two single experts of different ones are a run as well, if the first to come
-/// is also the first in storage: no nest reads backwards.
+/// advance evenly, so those of one trainer rank are one run. Any two experts are a run as well.
 std::size_t ideal_runs(const std::vector<int>& experts, int per_trainer_rank) {
   std::set<int> ranks;
   for (const int expert : experts) ranks.insert(expert / per_trainer_rank);
-  if (ranks.size() == 2 && experts.size() == 2 && experts[0] < experts[1]) return 1;
-  return ranks.size();
+  return experts.size() == 2 ? 1 : ranks.size();
 }
 
 class EmissionOrder : public ::testing::TestWithParam<int> {};
@@ -227,7 +229,7 @@ TEST(ExpertRuns, KeepsKeysApartAndForgetsThemAtFlush) {
   EXPECT_EQ(runs.experts(), 3U);
 }
 
-TEST(ExpertRuns, JoinsNoUnequalNestsAndNoSourceThatGoesBackwards) {
+TEST(ExpertRuns, JoinsNoUnequalNests) {
   Bytes memory(256);
   ExpertRuns runs;
   std::vector<CopyJob> out;
@@ -235,12 +237,86 @@ TEST(ExpertRuns, JoinsNoUnequalNestsAndNoSourceThatGoesBackwards) {
   runs.add(1, flat_job(memory.data(), 8, memory.data(), 104, 8));
   runs.flush(out);
   EXPECT_EQ(out.size(), 2U);
-  out.clear();
-  runs.add(1, flat_job(memory.data(), 0, memory.data(), 108));
-  runs.add(1, flat_job(memory.data(), 8, memory.data(), 104));
-  runs.add(1, flat_job(memory.data(), 16, memory.data(), 100));
+}
+
+TEST(ExpertRuns, GoesThroughATableWhereDestinationsHaveNoConstantStep) {
+  Bytes memory(256);
+  ExpertRuns runs;
+  std::vector<CopyJob> out;
+  runs.add(1, flat_job(memory.data(), 16, memory.data(), 108));
+  runs.add(1, flat_job(memory.data(), 0, memory.data(), 100));
+  runs.add(1, flat_job(memory.data(), 40, memory.data(), 104));
+  runs.flush(out);
+  ASSERT_EQ(out.size(), 1U);
+  StridedCopy expected = StridedCopy::make(100, 0, 4, std::vector<CopyDim>{{3, 4, 8}});
+  expected.indexed_dim = 0;
+  expected.slots = std::make_shared<const std::vector<std::int32_t>>(std::vector<std::int32_t>{0, 5, 2});
+  EXPECT_EQ(out[0].copy, expected) << out[0].copy.to_string();
+}
+
+TEST(ExpertRuns, KeepsFarApartDestinationsThatNoTableCanHoldAsTheyAre) {
+  const std::int64_t far = (std::int64_t{1} << 33) + 1;
+  ExpertRuns runs;
+  std::vector<CopyJob> out;
+  for (const std::int64_t offset : {std::int64_t{0}, far, std::int64_t{8}}) {
+    runs.add(1, flat_job(nullptr, offset, nullptr, 16 * static_cast<std::int64_t>(runs.experts())));
+  }
   runs.flush(out);
   EXPECT_EQ(out.size(), 3U);
+  for (const CopyJob& job : out) EXPECT_EQ(job.copy.indexed_dim, -1);
+}
+
+/// One layer's experts after a rebalance, in the order in which they lie in a bucket: each in the slots that random maps give it.
+TEST(ExpertRuns, WritesEveryReplicaOfRandomMapsAsANaiveCopyDoes) {
+  EXPECT_TRUE(rc::check([] {
+    constexpr std::int64_t kExpertBytes = 24;
+    constexpr std::int64_t kSlotBytes = 64;
+    const auto experts = *rc::gen::inRange<std::int64_t>(1, 20);
+    const auto slots = *rc::gen::container<std::vector<std::int64_t>>(rc::gen::inRange<std::int64_t>(0, experts));
+    Bytes source(static_cast<std::size_t>(experts * kExpertBytes));
+    for (std::size_t i = 0; i < source.size(); ++i) source[i] = static_cast<std::byte>(i * 151 + 7);
+    Bytes live(slots.size() * kSlotBytes, std::byte{0xAA});
+    Bytes naive = live;
+    ExpertRuns runs;
+    // Rows of 6 bytes of an expert, 16 bytes apart in its slot.
+    const std::vector<CopyDim> rows{{4, 6, 16}};
+    std::vector<std::size_t> order(slots.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[*rc::gen::inRange<std::size_t>(0, i)]);
+    std::map<std::int64_t, int> copies;
+    for (const std::size_t s : order) {
+      ++copies[slots[s]];
+      const auto at = static_cast<std::int64_t>(s) * kSlotBytes;
+      runs.add(1,
+               {.copy = StridedCopy::make(slots[s] * kExpertBytes, at, 6, rows), .src = source.data(), .dst = live.data(), .constant = 0});
+      for (std::int64_t b = 0; b < kExpertBytes; ++b) {
+        naive[static_cast<std::size_t>(at + b / 6 * 16 + b % 6)] = source[static_cast<std::size_t>(slots[s] * kExpertBytes + b)];
+      }
+    }
+    std::vector<CopyJob> out;
+    runs.flush(out);
+    for (const CopyJob& job : out) {
+      RC_ASSERT(validate(job.copy, static_cast<std::int64_t>(source.size()), static_cast<std::int64_t>(live.size())).ok());
+    }
+    WorkerPool pool(1);
+    HostExecutor(pool).run(out);
+    RC_ASSERT(live == naive);
+    const bool every_expert_once = copies.size() == slots.size() && copies.size() == static_cast<std::size_t>(experts);
+    if (every_expert_once) RC_ASSERT(out.size() == 1U);
+  }));
+}
+
+TEST(ExpertRuns, TakesOneRunForEachReplicaOfALayer) {
+  Bytes memory(1 << 10);
+  ExpertRuns runs;
+  std::vector<CopyJob> out;
+  // Experts 0 to 7 twice each, in slots that no step leads through.
+  const std::vector<int> slots{3, 0, 6, 7, 1, 5, 2, 4, 12, 8, 11, 15, 9, 14, 10, 13};
+  for (int s = 0; s < 16; ++s) {
+    runs.add(1, flat_job(memory.data(), 16 * slots[static_cast<std::size_t>(s)], memory.data(), 512 + 8 * (s % 8)));
+  }
+  runs.flush(out);
+  EXPECT_EQ(out.size(), 2U);
 }
 
 TEST(ExpertRuns, JoinsTheReplicasOfOneExpert) {

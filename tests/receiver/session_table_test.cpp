@@ -28,6 +28,7 @@ constexpr std::array<std::array<std::string_view, kSessionStates>, kSessionEvent
     {"i", "b", "t!", "t!", "t", "t!"},    // LoRA
     {"i!", "b!", "t!", "t!", "t", "t!"},  // foreign reload
     {"i", "b", "t!", "t!", "t", "t!"},    // recapture
+    {"i!", "O!", "t!", "t!", "t", "t!"},  // discard found
 }};
 
 std::string word(const Transition& t) {

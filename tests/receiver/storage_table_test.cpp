@@ -156,5 +156,44 @@ TEST_F(StorageTableTest, NamesEveryStorageThatIsNotWhereItWas) {
   EXPECT_EQ(table_.check_identity(present).code(), Code::kInvalidArgument);
 }
 
+TEST(StorageTableCanary, IsRefusedWhereItCouldNotTell) {
+  std::vector<std::byte> pool(256);
+  StorageTable table;
+  Storage storage;
+  storage.name = "weights";
+  storage.shape = {64};
+  storage.address = pool.data();
+  storage.bytes = 64;
+  ASSERT_TRUE(table.add(storage).ok());
+  EXPECT_FALSE(table.add_canary({"", pool.data() + 64, 16}).ok());
+  EXPECT_FALSE(table.add_canary({"a", nullptr, 16}).ok());
+  EXPECT_FALSE(table.add_canary({"a", pool.data() + 64, 8}).ok());
+  EXPECT_FALSE(table.add_canary({"a", pool.data() + 64, 20}).ok());
+  ASSERT_TRUE(table.add_canary({"a", pool.data() + 64, 16}).ok());
+  EXPECT_FALSE(table.add_canary({"a", pool.data() + 96, 16}).ok());
+  ASSERT_TRUE(table.seal().ok());
+  EXPECT_EQ(table.add_canary({"b", pool.data() + 128, 16}).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(table.canaries().size(), 1U);
+}
+
+TEST(StorageTableCanary, LiesInNoStorageAndNoOtherCanary) {
+  std::vector<std::byte> pool(256);
+  const auto sealed = [&](std::ptrdiff_t first, std::ptrdiff_t second) {
+    StorageTable table;
+    Storage storage;
+    storage.name = "weights";
+    storage.shape = {64};
+    storage.address = pool.data();
+    storage.bytes = 64;
+    EXPECT_TRUE(table.add(storage).ok());
+    EXPECT_TRUE(table.add_canary({"a", pool.data() + first, 16}).ok());
+    EXPECT_TRUE(table.add_canary({"b", pool.data() + second, 16}).ok());
+    return table.seal();
+  };
+  EXPECT_TRUE(sealed(64, 80).ok());
+  EXPECT_NE(sealed(56, 80).message().find("lies in storage weights"), std::string::npos);
+  EXPECT_NE(sealed(64, 72).message().find("canary of pool b lies in the canary of pool a"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace headrace

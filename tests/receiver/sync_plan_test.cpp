@@ -74,14 +74,14 @@ TEST_F(SmallPlan, ChangesItsKeyWithEverythingThatItDependsOn) {
   EXPECT_NE(base, key({full("lead")}, PlanOptions{{"target"}, wire::OverlapRule::kFirstSenderOwns}, table));
   EXPECT_NE(base, key({full("lead")}, target, Digest{}));
   ModelLayout rebalanced = small_model::layout();
-  rebalanced.experts[0] = ExpertMap::from_slots(4, std::vector<std::int32_t>{1, 0}).value();
+  rebalanced.experts[0] = ExpertMap::from_physical(4, {1, 0, 2, 3}, {0, 1}).value();
   const WeightIndex other(rebalanced);
   EXPECT_NE(base, SyncPlan::key_of(other, table, std::vector{full("lead")}, target)) << "the expert map is part of the key";
 }
 
 TEST_F(SmallPlan, FollowsTheExpertMapToTheSlots) {
   ModelLayout rebalanced = small_model::layout();
-  rebalanced.experts[0] = ExpertMap::from_slots(4, std::vector<std::int32_t>{3, 3}).value();  // expert 3 twice, none of the others
+  rebalanced.experts[0] = ExpertMap::from_physical(4, {3, 3, 0, 1, 2, 0}, {0, 1}).value();  // expert 3 twice, none of the others
   const WeightIndex index(rebalanced);
   const auto geometry = PlanGeometry::build(index, storage_.table());
   ASSERT_TRUE(geometry.ok());
@@ -136,7 +136,7 @@ TEST_F(SmallPlan, AnswersASenderThatKeptTheListWithoutIt) {
 
 TEST_F(SmallPlan, SeesAReplicaThatDiffersFromTheOthers) {
   ModelLayout replicated = small_model::layout();
-  replicated.experts[0] = ExpertMap::from_slots(4, std::vector<std::int32_t>{3, 3}).value();
+  replicated.experts[0] = ExpertMap::from_physical(4, {3, 3, 0, 1, 2, 0}, {0, 1}).value();
   const WeightIndex index(replicated);
   const PlanGeometry geometry = PlanGeometry::build(index, storage_.table()).value();
   const std::string name = "layers.0.ffn.experts.3.w1.weight";

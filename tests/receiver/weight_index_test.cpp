@@ -361,7 +361,7 @@ TEST(WeightIndexOfV4, SpellsScalesAndTheHeadAsV4Does) {
 TEST(WeightIndex, FindsEveryReplicaOfAnExpert) {
   ModelRequest request;
   ModelLayout layout = build_deepseek_v4(request, testing::json(testing::v41_tiny_config(128, 128, 4))).value_or_throw();
-  layout.experts[0] = ExpertMap::from_slots(4, std::vector<std::int32_t>{3, 1, 3, 0}).value_or_throw();
+  layout.experts[0] = ExpertMap::from_physical(4, {3, 1, 3, 0, 2, 2, 2, 2}, {0, 1, 2, 3}).value_or_throw();
   const WeightIndex index(std::move(layout));
   const Resolution three = index.resolve("layers.0.ffn.experts.3.w1.weight");
   EXPECT_EQ(std::vector<std::int32_t>(three.slots.begin(), three.slots.end()), (std::vector<std::int32_t>{0, 2}));

@@ -114,7 +114,7 @@ void FakeReceiver::on_message(const PeerId& id, const wire::Message& message, st
       state.expected_sequence = 0;
       state.unanswered = 0;
     }
-    return to_all(wire::Opened{open->version, open->senders});
+    return to_all(wire::Opened{open->version, open->senders, script_.expert_map});
   }
   if (std::holds_alternative<wire::Commit>(message.body)) {
     for (auto& [each, state] : peers_) state.committed_digest = state.digest;

@@ -29,6 +29,7 @@ struct FakeScript {
   std::int64_t bucket_bytes_max = 0;
   wire::SessionState state = wire::SessionState::kIdle;
   std::uint64_t state_session = 0;
+  Digest expert_map;
   /// What it wants of an entry; missing: the whole of it in one box, any cut.
   std::function<wire::Wanted(const wire::ManifestEntry&)> wants;
 };

@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -274,6 +276,45 @@ TEST_F(ExpertJob, IsNotUpdatedWhenARankDoesNotAnswer) {
   ASSERT_EQ(::kill(second.pid(), SIGCONT), 0);
   run_json({"push", checkpoint().string(), "--to", "experts", "--version", "push/10"}, 0);
   run_json({"verify", checkpoint().string(), "experts"}, 0);
+}
+
+TEST_F(ExpertJob, RepairsTheOneRankOfFourThatWasKilledWhileTheOthersKeepTheirVersion) {
+  const auto words = [&](int rank) {
+    auto all = serve_words(rank);
+    *(std::find(all.begin(), all.end(), "ep2")) = "ep4";
+    return all;
+  };
+  std::vector<std::unique_ptr<Serve>> ranks;
+  for (int r = 0; r < 4; ++r) ranks.push_back(std::make_unique<Serve>(words(r)));
+  run_json({"push", checkpoint().string(), "--to", "experts"}, 0);
+  run_json({"push", checkpoint().string(), "--to", "experts", "--repair"}, 3);
+  ranks[2]->stop(SIGKILL);
+  ranks[2] = std::make_unique<Serve>(words(2));
+  const auto guard_open = [&] { return member(member(run_json({"status", "experts"}, 0), "guards").as_array()->at(0), "open").as_bool(); };
+  EXPECT_EQ(guard_open(), false);
+  run_json({"push", checkpoint().string(), "--to", "experts", "--repair", "--version", "push/2"}, 3);
+  const JsonValue report = member(run_json({"push", checkpoint().string(), "--to", "experts", "--repair"}, 0), "report");
+  EXPECT_EQ(text(report, "version"), "push/1");
+  ASSERT_EQ(member(report, "receipts").as_array()->size(), 1u);
+  EXPECT_EQ(member(member(report, "receipts").as_array()->at(0), "rank").as_int64(), 2);
+  EXPECT_EQ(guard_open(), true);
+  run_json({"verify", checkpoint().string(), "experts"}, 0);
+  const JsonValue status = run_json({"status", "experts"}, 0);
+  for (const JsonValue& rank : *member(status, "ranks").as_array()) {
+    EXPECT_EQ(text(rank, "version"), "push/1");
+    EXPECT_EQ(member(rank, "updates").as_int64(), 1) << "the others were left alone";
+  }
+  run_json({"push", checkpoint().string(), "--to", "experts"}, 0);
+}
+
+TEST_F(DenseJob, LeavesOutWhatTheCommandLineNames) {
+  const Serve serve(serve_words());
+  const JsonValue refused = run_json({"push", new_weights(), "--to", "job", "--ignore", "*"}, 3);
+  EXPECT_NE(text(member(refused, "error"), "message").find("leave no tensor"), std::string::npos);
+  const JsonValue missing = run_json({"push", new_weights(), "--to", "job", "--only", "*weight"}, 3);
+  EXPECT_NE(text(member(missing, "error"), "message").find("no sender brings it"), std::string::npos)
+      << text(member(missing, "error"), "message");
+  run_json({"push", new_weights(), "--to", "job", "--only", "*"}, 0);
 }
 
 }  // namespace

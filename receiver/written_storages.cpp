@@ -1,0 +1,68 @@
+#include "receiver/written_storages.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace headrace {
+
+WrittenStorages::WrittenStorages(const WeightIndex& index, const PlanGeometry& geometry, std::span<const std::string> optional_names)
+    : index_(&index) {
+  const std::vector<StorageSpec>& storages = index.layout().storages;
+  needed_by_.resize(storages.size());
+  written_.resize(storages.size());
+  for (std::uint32_t s = 0; s < storages.size(); ++s) {
+    const auto shared =
+        std::find_if(storages.begin(), storages.end(), [&](const StorageSpec& spec) { return spec.name == storages[s].alias_of; });
+    memory_.push_back(
+        storages[s].alias_of.empty() || shared == storages.end() ? s : memory_.at(static_cast<std::size_t>(shared - storages.begin())));
+  }
+  for (const WeightIndex::Needed& needed : index.needed(index.scopes())) {
+    if (geometry.of(needed.rule).wanted_bytes == 0 || matches_any(optional_names, needed.name)) continue;
+    const TensorRule& rule = index.rule(needed.rule);
+    for (const Placement& placement : rule.placements) {
+      if (!storages[placement.storage].optional) needed_by_[memory_[placement.storage]] = rule.scope;
+    }
+  }
+}
+
+template <class Visit>
+void WrittenStorages::each_storage(const SyncPlan& plan, const Visit& visit) const {
+  for (const PlanTensor& tensor : plan.tensors()) {
+    for (const Placement& placement : index_->rule(tensor.rule).placements) visit(memory_[placement.storage]);
+  }
+}
+
+void WrittenStorages::forget() {
+  written_.assign(written_.size(), false);
+}
+
+void WrittenStorages::begin(const SyncPlan& plan) {
+  each_storage(plan, [&](std::uint32_t s) { written_[s] = false; });
+}
+
+void WrittenStorages::commit(const SyncPlan& plan) {
+  each_storage(plan, [&](std::uint32_t s) { written_[s] = true; });
+}
+
+std::vector<wire::Failure> WrittenStorages::missing(const SyncPlan& plan) const {
+  std::vector<bool> there = written_;
+  each_storage(plan, [&](std::uint32_t s) { there[s] = true; });
+  std::vector<wire::Failure> defects;
+  for (std::size_t s = 0; s < there.size(); ++s) {
+    if (there[s] || needed_by_[s].empty()) continue;
+    const std::string& name = index_->layout().storages[s].name;
+    wire::Failure failure = wire::make_failure(
+        Status(
+            Code::kFailedPrecondition,
+            fmt::format(
+                "storage {} holds nothing that was committed since its content was last lost, and this update does not bring it: scope {}",
+                name, needed_by_[s])),
+        "manifest");
+    failure.expected = needed_by_[s];
+    defects.push_back(std::move(failure));
+  }
+  return defects;
+}
+
+}  // namespace headrace

@@ -158,7 +158,7 @@ def rooms():
         p.text(x + 12, y + 22, name, 14, bold=True)
         p.lines(x + 12, y + 42, rows, size=11.5)
 
-    room(20, 20, 280, "examples", ["trainer, guard reader, the demo"], BLUE)
+    room(20, 20, 280, "examples, benchmarks", ["trainer, guard reader, demo; the rows of ./run bench"], BLUE)
     room(320, 20, 280, "cli", ["the program headrace, a file per verb"], BLUE)
     room(620, 20, 280, "tests", ["a folder per room; the oracle, faults"], BLUE)
     room(20, 138, 430, "sender_sdk", ["plans buckets, packs and sums, speaks to all receivers"], GREEN)

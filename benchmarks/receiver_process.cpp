@@ -156,10 +156,11 @@ int receiver_process_main(std::span<char*> arguments) {
     try {
       channel.send(fmt::format("{}{}", kErrorPrefix, error.what()));
     } catch (const Error&) {
-      return 1;  // nobody is left to hear it
+      remove_leftovers();  // nobody is left to hear it, or to tidy up
     }
     return 1;
   }
+  remove_leftovers();  // in case that the other process was killed
   return 0;
 }
 

@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "receiver/models/deepseek_v4_attention.h"
 #include "receiver/models/deepseek_v4_config.h"
 #include "receiver/models/deepseek_v4_draft.h"
 #include "receiver/models/deepseek_v4_experts.h"
@@ -20,7 +21,10 @@ namespace {
 constexpr std::string_view kFamily = "deepseek_v4";
 constexpr std::string_view kDraftScope = "draft";
 constexpr std::string_view kVisionScope = "vision";
-constexpr std::array<std::string_view, 4> kWords{"plain", "padded", "sglang", "fused_shared"};
+/// Words that speak of one scale for 32 rows and columns.
+constexpr std::array<std::string_view, 4> kSmallBlocks{"row_scales", "swizzled_scales", "mega_attention", "grouped_wo_a"};
+constexpr std::array<std::string_view, 8> kWords{"plain",      "padded",          "sglang",         "fused_shared",
+                                                 "row_scales", "swizzled_scales", "mega_attention", "grouped_wo_a"};
 
 bool holds(const std::vector<std::int64_t>& list, std::int64_t value) {
   return std::find(list.begin(), list.end(), value) != list.end();
@@ -37,6 +41,14 @@ DeepseekV4Naming naming_of(const DeepseekV4Config& config, const ModelRequest& r
       .loader = loader, .experts = static_cast<std::int32_t>(config.experts), .linear_scale = config.linear_scale, .hc_head = !config.v41};
 }
 
+/// The dense tensors are divided among tp neighbours, whatever number of ranks share the experts.
+DeepseekV4Sharding sharding_of(const ModelRequest& request, const std::vector<std::string>& words) {
+  ScaleForm scales = ScaleForm::kBlocks;
+  if (holds(words, "row_scales")) scales = ScaleForm::kRows;
+  if (holds(words, "swizzled_scales")) scales = ScaleForm::kSwizzled;
+  return {.tp = request.parallel.tp, .rank = request.rank % request.parallel.tp, .scales = scales};
+}
+
 /// Lists the tensors of the model, block by block. A block is named by the prefix of its checkpoint names, e.g. "layers.3.".
 class LayoutBuilder {
  public:
@@ -47,7 +59,9 @@ class LayoutBuilder {
         naming_(naming_of(config, request, words_)),
         writer_(std::string(kFamily), request),
         parts_(
-            writer_, config, [this](std::string_view name) { return map_deepseek_v4_name(naming_, name).name; }, "target"),
+            writer_, config, [this](std::string_view name) { return map_deepseek_v4_name(naming_, name).name; }, "target",
+            sharding_of(request, words_)),
+        attention_{.mega = holds(words_, "mega_attention"), .grouped_wo_a = holds(words_, "grouped_wo_a")},
         form_{.padded = holds(words_, "padded") ? (config.intermediate + 511) / 512 * 512 : config.intermediate,
               .two_scales = holds(words_, "sglang")} {}
 
@@ -67,7 +81,8 @@ class LayoutBuilder {
     }
     if (vision) {
       const Parts images(
-          writer_, c_, [this](std::string_view name) { return map_deepseek_v4_name(naming_, name).name; }, std::string(kVisionScope));
+          writer_, c_, [this](std::string_view name) { return map_deepseek_v4_name(naming_, name).name; }, std::string(kVisionScope),
+          parts_.sharding());
       write_deepseek_v4_vision(images, *vision);
     }
     NameScan draft_scan;
@@ -82,7 +97,7 @@ class LayoutBuilder {
 
   /// What every block has, of the backbone or of the draft.
   void block(const Parts& parts, const std::string& name, std::int64_t experts, std::int32_t redundant, bool hashed) {
-    attention(parts, name);
+    write_deepseek_v4_attention(parts, name, attention_);
     router(parts, name, experts, hashed);
     if (holds(words_, "fused_shared")) {
       write_deepseek_v4_fused_shared(parts, name, form_.padded);
@@ -99,7 +114,8 @@ class LayoutBuilder {
     naming.loader = DeepseekV4Loader::kDraft;
     naming.experts = static_cast<std::int32_t>(draft.experts);
     const Parts parts(
-        writer_, c_, [&naming](std::string_view name) { return map_deepseek_v4_name(naming, name).name; }, std::string(kDraftScope));
+        writer_, c_, [&naming](std::string_view name) { return map_deepseek_v4_name(naming, name).name; }, std::string(kDraftScope),
+        parts_.sharding());
     for (std::int64_t s = 0; s < draft.stages && writer_.status().ok(); ++s) {
       block(parts, fmt::format("mtp.{}.", s), draft.experts, 0, false);
     }
@@ -128,26 +144,13 @@ class LayoutBuilder {
   }
 
   void top() {
-    parts_.tensor("embed.weight", Dtype::kBF16, {c_.vocab, c_.hidden});
-    parts_.tensor("head.weight", Dtype::kBF16, {c_.vocab, c_.hidden});
+    parts_.vocabulary("embed.weight", Dtype::kBF16, c_.vocab, c_.hidden);
+    parts_.vocabulary("head.weight", Dtype::kBF16, c_.vocab, c_.hidden);
     parts_.tensor("norm.weight", Dtype::kBF16, {c_.hidden});
     if (c_.v41) return;
     parts_.tensor("hc_head_fn", Dtype::kF32, {c_.hc_mult, c_.hc_mult * c_.hidden});
     parts_.tensor("hc_head_base", Dtype::kF32, {c_.hc_mult});
     parts_.tensor("hc_head_scale", Dtype::kF32, {1});
-  }
-
-  void attention(const Parts& parts, const std::string& block) {
-    const std::string attn = block + "attn.";
-    parts.stacked_linear(attn + "fused_wqa_wkv", {{attn + "wq_a", c_.q_lora}, {attn + "wkv", c_.head_dim}}, c_.hidden);
-    parts.linear(attn + "wq_b", c_.heads * c_.head_dim, c_.q_lora);
-    parts.linear(attn + "wo_a", c_.o_groups * c_.o_lora, c_.heads * c_.head_dim / c_.o_groups);
-    parts.linear(attn + "wo_b", c_.hidden, c_.o_groups * c_.o_lora);
-    parts.tensor(attn + "q_norm.weight", Dtype::kBF16, {c_.q_lora});
-    parts.tensor(attn + "kv_norm.weight", Dtype::kBF16, {c_.head_dim});
-    parts.tensor(attn + "attn_sink", Dtype::kF32, {c_.heads});
-    parts.tensor(block + "attn_norm.weight", Dtype::kBF16, {c_.hidden});
-    parts.tensor(block + "ffn_norm.weight", Dtype::kBF16, {c_.hidden});
   }
 
   /// `gated` compressors have a second matrix of the same shape.
@@ -211,11 +214,15 @@ class LayoutBuilder {
     if (c_.v41) parts.tensor(gate + "bias_vl", Dtype::kF32, {experts});
   }
 
+  /// Zeros make the features of both matrices divide into blocks on every rank.
   void shared_experts(const Parts& parts, const std::string& block) {
     const std::string shared = block + "ffn.shared_experts.";
     const std::int64_t width = c_.shared_experts * c_.intermediate;
-    parts.stacked_linear(shared + "gate_up_proj", {{shared + "w1", width}, {shared + "w3", width}}, c_.hidden);
-    parts.linear(shared + "w2", c_.hidden, width);
+    const std::int64_t unit = parts.sharding().tp * c_.block;
+    const std::int64_t padded = (width + unit - 1) / unit * unit;
+    const std::array<Parts::Stacked, 2> gate_up{{{shared + "w1", width}, {shared + "w3", width}}};
+    parts.stacked_linear(shared + "gate_up_proj", gate_up, c_.hidden, {.cut = LinearForm::Cut::kRows, .padded = padded});
+    parts.linear(shared + "w2", c_.hidden, width, {.cut = LinearForm::Cut::kColumns, .padded = padded});
   }
 
   void hyper_connections(const Parts& parts, const std::string& block) {
@@ -244,11 +251,12 @@ class LayoutBuilder {
   DeepseekV4Naming naming_;
   LayoutWriter writer_;
   Parts parts_;
+  DeepseekV4AttentionForm attention_;
   DeepseekV4ExpertForm form_;
   std::unordered_set<std::string> ignored_;  // parameters that loaders know and this layout has no storage for
 };
 
-/// Words that a variant has one of: the form that the experts are kept in.
+/// Words of a variant that its others leave no room for.
 Status check_words(const ModelRequest& request, const std::vector<std::string>& words) {
   const auto refused = [&](std::string_view reason) {
     return Status(Code::kUnsupported, fmt::format("variant {} of {}: {}", request.variant, kFamily, reason));
@@ -257,10 +265,23 @@ Status check_words(const ModelRequest& request, const std::vector<std::string>& 
   if (std::count_if(kForms.begin(), kForms.end(), [&](std::string_view form) { return holds(words, form); }) != 1) {
     return refused("expected one of plain, padded and sglang");
   }
+  if (holds(words, "row_scales") && holds(words, "swizzled_scales")) return refused("row_scales and swizzled_scales exclude each other");
   if (!holds(words, "sglang")) return ok_status();
+  for (const std::string_view word : kSmallBlocks) {
+    if (holds(words, word)) return refused(fmt::format("{} is a form of vLLM only", word));
+  }
   if (holds(words, "fused_shared")) return refused("shared experts are fused by vLLM only");
   for (const std::string_view scope : {kDraftScope, kVisionScope}) {
     if (holds(request.scopes, scope)) return refused(fmt::format("scope {} is laid out for vLLM only", scope));
+  }
+  return ok_status();
+}
+
+Status check_blocks(const ModelRequest& request, const std::vector<std::string>& words, std::int64_t block) {
+  for (const std::string_view word : kSmallBlocks) {
+    if (!holds(words, word) || block == 32) continue;
+    return Status(Code::kUnsupported, fmt::format("variant {} of {}: {} needs scales of 32 rows and columns, the model has them for {}",
+                                                  request.variant, kFamily, word, block));
   }
   return ok_status();
 }
@@ -271,12 +292,15 @@ Result<ModelLayout> build_deepseek_v4(const ModelRequest& request, const JsonVal
   Result<std::vector<std::string>> words = variant_words(kFamily, request.variant, kWords);
   if (!words.ok()) return words.status();
   HEADRACE_RETURN_IF_ERROR(check_words(request, words.value()));
-  if (request.parallel.tp != 1) {
-    return Status(Code::kUnsupported, fmt::format("layout {} of {}: dense tensors of this family are replicated, tp {} would cut them",
-                                                  request.parallel.to_string(), kFamily, request.parallel.tp));
+  const auto& [tp, ep] = request.parallel;
+  if (ep != 1 && ep % tp != 0) {
+    return Status(Code::kUnsupported,
+                  fmt::format("layout {} of {}: {} expert ranks are no multiple of {} ranks that divide the dense tensors",
+                              request.parallel.to_string(), kFamily, ep, tp));
   }
   Result<DeepseekV4Config> config = read_deepseek_v4_config(json);
   if (!config.ok()) return config.status();
+  HEADRACE_RETURN_IF_ERROR(check_blocks(request, words.value(), config.value().block));
   std::optional<DeepseekV4Draft> draft;
   if (holds(request.scopes, kDraftScope)) {
     Result<DeepseekV4Draft> read = read_deepseek_v4_draft(json);

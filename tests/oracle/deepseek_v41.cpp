@@ -157,6 +157,20 @@ ExpectedStorage stacked_storage(const std::string& name, const std::map<int, con
   return storage;
 }
 
+/// The sinks of as many heads as the attention kernel takes, 64 or 128; those that the model has not are minus infinity.
+void pad_sinks(ExpectedStorage& storage) {
+  const std::uint64_t kernel = storage.bytes <= 64 * 4 ? 64 * 4 : 128 * 4;
+  if (storage.bytes > kernel) throw std::runtime_error(storage.name + ": more heads than the kernel takes");
+  const std::uint64_t pad = kernel - storage.bytes;
+  storage.bytes = kernel;
+  if (pad == 0) return;
+  storage.pieces.push_back({pad, [pad](std::uint64_t) {
+                              Bytes bytes;
+                              while (bytes.size() < pad) bytes.insert(bytes.end(), {0x00, 0x00, 0x80, 0xFF});
+                              return bytes;
+                            }});
+}
+
 void add_experts(const CheckpointBytes& checkpoint, const OracleModel& m, std::uint64_t layer, std::uint64_t first, std::uint64_t slots,
                  std::vector<ExpectedStorage>& out) {
   out.push_back(expert_storage(checkpoint, layer, "w13_weight", m.padded * m.hidden, {"w1.weight", "w3.weight"}, first, slots,
@@ -259,7 +273,10 @@ std::vector<ExpectedStorage> deepseek_v41_storages(const CheckpointBytes& checkp
   if (expert_tensors != model.layers * model.experts * 6) {
     throw std::runtime_error(std::to_string(expert_tensors) + " tensors of routed experts, expected 6 for each");
   }
-  for (const auto& [name, shards] : others) storages.push_back(stacked_storage(name, shards));
+  for (const auto& [name, shards] : others) {
+    storages.push_back(stacked_storage(name, shards));
+    if (ends_with(name, ".attn_sink")) pad_sinks(storages.back());
+  }
   return storages;
 }
 

@@ -307,6 +307,15 @@ std::string v41_tiny_config(int hidden, int intermediate, int experts) {
          R"(},"quantization_config":{"weight_block_size":[32,32],"expert_dtype":"fp4"}})";
 }
 
+std::string v41_divided_config(int hidden, int intermediate, int experts) {
+  std::string text = v41_tiny_config(hidden, intermediate, experts);
+  replace(text, "\"num_attention_heads\":2", "\"num_attention_heads\":32");
+  replace(text, "\"q_lora_rank\":32", "\"q_lora_rank\":128");
+  replace(text, "\"o_lora_rank\":32", "\"o_lora_rank\":128");
+  replace(text, "\"o_groups\":1", "\"o_groups\":8");
+  return text;
+}
+
 JsonValue json(std::string_view text) {
   return parse_json(text).value_or_throw();
 }

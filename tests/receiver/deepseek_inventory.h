@@ -44,6 +44,8 @@ std::string v41_full_config();
 std::string v41_demo_config();
 /// One V4.1-like layer, everything small, of these widths.
 std::string v41_tiny_config(int hidden, int intermediate, int experts);
+/// The same with heads, groups and ranks of projections that 8 ranks divide, and that fill whole tiles of scales.
+std::string v41_divided_config(int hidden, int intermediate, int experts);
 
 JsonValue json(std::string_view text);
 

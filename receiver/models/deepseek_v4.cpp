@@ -23,8 +23,8 @@ constexpr std::string_view kDraftScope = "draft";
 constexpr std::string_view kVisionScope = "vision";
 /// Words that speak of one scale for 32 rows and columns.
 constexpr std::array<std::string_view, 4> kSmallBlocks{"row_scales", "swizzled_scales", "mega_attention", "grouped_wo_a"};
-constexpr std::array<std::string_view, 8> kWords{"plain",      "padded",          "sglang",         "fused_shared",
-                                                 "row_scales", "swizzled_scales", "mega_attention", "grouped_wo_a"};
+constexpr std::array<std::string_view, 9> kWords{"plain",           "padded",         "sglang",       "fused_shared", "row_scales",
+                                                 "swizzled_scales", "mega_attention", "grouped_wo_a", "mhc_broadcast"};
 
 bool holds(const std::vector<std::int64_t>& list, std::int64_t value) {
   return std::find(list.begin(), list.end(), value) != list.end();
@@ -232,6 +232,11 @@ class LayoutBuilder {
       parts.tensor(hc + "fn", Dtype::kF32, {mixes, c_.hc_mult * c_.hidden});
       parts.tensor(hc + "base", Dtype::kF32, {mixes});
       parts.tensor(hc + "scale", Dtype::kF32, {3});
+    }
+    if (block == "layers.0." && holds(words_, "mhc_broadcast")) {
+      // The first layer's streams are equal, so the engine keeps the sum over them. No tensor brings it: its derive hook does.
+      const std::uint32_t sum = parts.storage(block + "hc_attn_fn_broadcast", Dtype::kF32, {mixes, c_.hidden});
+      writer_.layout().storages[sum].optional = true;
     }
   }
 

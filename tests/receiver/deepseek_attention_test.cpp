@@ -309,5 +309,87 @@ TEST(MegaAttention, PermutesWhateverSizesDivide) {
   }
 }
 
+// --- True sizes ---
+
+/// One rank of an engine of 8, at the published sizes of one layer. The vocabulary is short and no multiple of 8.
+void expect_true_sizes(const DenseModel& model, DenseForm form, std::int64_t moe_intermediate) {
+  const Result<ModelLayout> layout = build(config_of(model, 8, moe_intermediate), variant_of(form),
+                                           {.tp = static_cast<std::int32_t>(form.tp), .ep = 8}, static_cast<std::int32_t>(form.rank));
+  ASSERT_TRUE(layout.ok()) << layout.status().to_string();
+  Checkpoint checkpoint;
+  checkpoint.add(layout.value());
+  expect_rank(layout.value(), model, form, checkpoint);
+}
+
+DenseModel true_v41() {
+  return {.hidden = 5120,
+          .shared = 2304,
+          .heads = 64,
+          .head_dim = 512,
+          .q_lora = 1280,
+          .o_lora = 1024,
+          .o_groups = 8,
+          .vocab = 1001,
+          .block = 32,
+          .indexer = 4096,
+          .engram = 6144,
+          .hc_mult = 4};
+}
+
+TEST(DeepseekTrueSizes, OfV41WithEveryFormOfItsKernels) {
+  DenseForm form{.tp = 8, .rank = 3, .scales = DenseScales::kSwizzled, .mega_attention = true, .grouped_wo_a = true};
+  expect_true_sizes(true_v41(), form, 2304);
+}
+
+TEST(DeepseekTrueSizes, OfV4Flash) {
+  expect_true_sizes({.hidden = 4096,
+                     .shared = 2048,
+                     .heads = 64,
+                     .head_dim = 512,
+                     .q_lora = 1024,
+                     .o_lora = 1024,
+                     .o_groups = 8,
+                     .vocab = 1001,
+                     .block = 128,
+                     .indexer = 8192,
+                     .engram = 0,
+                     .hc_mult = 4},
+                    {.tp = 4, .rank = 2}, 2048);
+}
+
+TEST(DeepseekTrueSizes, OfV4Pro) {
+  expect_true_sizes({.hidden = 7168,
+                     .shared = 3072,
+                     .heads = 128,
+                     .head_dim = 512,
+                     .q_lora = 1536,
+                     .o_lora = 1024,
+                     .o_groups = 16,
+                     .vocab = 1001,
+                     .block = 128,
+                     .indexer = 8192,
+                     .engram = 0,
+                     .hc_mult = 4},
+                    {.tp = 8, .rank = 7}, 3072);
+}
+
+// --- Derived parameters ---
+
+TEST(DeepseekDerived, KeepsThePlaceOfTheFirstLayersSumOverStreams) {
+  const DenseModel model = small_v41();
+  const std::string name = "model.layers.0.hc_attn_fn_broadcast";
+  const Result<ModelLayout> layout = build(config_of(model, 2, 128), "plain+mhc_broadcast", {.tp = 2, .ep = 1}, 1);
+  ASSERT_TRUE(layout.ok()) << layout.status().to_string();
+  const auto& storages = layout.value().storages;
+  const auto found = std::find_if(storages.begin(), storages.end(), [&](const StorageSpec& spec) { return spec.name == name; });
+  ASSERT_NE(found, storages.end());
+  EXPECT_EQ(found->shape, (Shape{(2 + model.hc_mult) * model.hc_mult, model.hidden}));
+  EXPECT_EQ(found->dtype, Dtype::kF32);
+  EXPECT_TRUE(found->optional);
+  EXPECT_TRUE(testing::judge_layout(layout.value()).defects.empty()) << "nothing writes it, and that is no hole";
+  const Result<ModelLayout> plain = build(config_of(model, 2, 128), "plain", {.tp = 2, .ep = 1}, 1);
+  EXPECT_EQ(plain.value().storages.size() + 1, storages.size());
+}
+
 }  // namespace
 }  // namespace headrace

@@ -34,6 +34,9 @@ void add_model(CLI::App& verb, ModelOptions& model) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   verb.add_option("--scope", model.scopes, "models that the engine holds: target, draft, vision, tables")->capture_default_str();
+  verb.add_option("--dtype", model.dtype, "what floating-point tensors are kept as: auto (as the checkpoint has them), f32, f16, bf16")
+      ->check(CLI::IsMember({"auto", "f32", "f16", "bf16"}))
+      ->capture_default_str();
 }
 
 void add_serve(CLI::App& app, std::function<ExitCode()>& action) {

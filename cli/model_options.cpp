@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
+#include <string_view>
+#include <utility>
 
 namespace headrace::cli {
 namespace {
@@ -19,6 +22,14 @@ bool has_config_alone(const fs::path& folder) {
   });
 }
 
+Result<std::optional<Dtype>> live_dtype(const std::string& word) {
+  constexpr std::array<std::pair<std::string_view, Dtype>, 3> kWords{{{"f32", Dtype::kF32}, {"f16", Dtype::kF16}, {"bf16", Dtype::kBF16}}};
+  if (word == "auto") return std::optional<Dtype>();
+  for (const auto& [known, dtype] : kWords)
+    if (word == known) return std::optional(dtype);
+  return Status(Code::kInvalidArgument, fmt::format("dtype {}: expected auto, f32, f16 or bf16", word));
+}
+
 }  // namespace
 
 Result<ModelRequest> model_request(const ModelOptions& options, std::int32_t rank) {
@@ -31,6 +42,9 @@ Result<ModelRequest> model_request(const ModelOptions& options, std::int32_t ran
   Result<ParallelLayout> parallel = parse_layout(options.layout);
   if (!parallel.ok()) return parallel.status();
   request.parallel = parallel.value();
+  const Result<std::optional<Dtype>> dtype = live_dtype(options.dtype);
+  if (!dtype.ok()) return dtype.status();
+  request.dtype = dtype.value();
   return request;
 }
 

@@ -19,8 +19,9 @@ struct ModelOptions {
   std::string layout = "tp1";
   std::int32_t redundant_experts = 0;
   std::vector<std::string> scopes{"target"};  // models that the engine holds
+  std::string dtype = "auto";                 // of floating-point tensors in live storage: f32, f16, bf16; auto: as the checkpoint has them
 };
-/// kInvalidArgument: a layout that is none.
+/// kInvalidArgument: a layout or a dtype that is none.
 Result<ModelRequest> model_request(const ModelOptions& options, std::int32_t rank);
 
 /// What says which model it is: a checkpoint's headers and config, or config.json alone. Weights are not read and need not be there.

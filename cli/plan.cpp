@@ -36,6 +36,7 @@ JsonValue rank_json(const RankForecast& rank) {
       .set("wire_bytes", receipt.wire_bytes)
       .set("applied_bytes", receipt.applied_bytes)
       .set("tensors", receipt.tensors)
+      .set("converted", rank.converted)
       .set("expert_tensors", receipt.expert_tensors)
       .set("buckets", receipt.buckets)
       .set("batches", receipt.batches)
@@ -50,15 +51,16 @@ void print_forecast(const UpdateForecast& forecast, const PlanOptions& options) 
              options.model.variant, options.model.layout, forecast.tensors, human_bytes(forecast.wire_bytes), forecast.buckets,
              human_bytes(static_cast<std::uint64_t>(forecast.bucket_bytes)), human_bytes(forecast.applied_bytes), forecast.ranks.size(),
              forecast.ranks.size() == 1 ? "" : "s");
-  fmt::print("{:>5} {:>10} {:>10} {:>8} {:>8} {:>8} {:>8} {:>8} {:>12} {:>10} {:>10}\n", "rank", "wire", "applied", "tensors", "experts",
-             "batches", "copies", "runs", "experts/run", "padding", "storage");
+  fmt::print("{:>5} {:>10} {:>10} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>12} {:>10} {:>10}\n", "rank", "wire", "applied", "tensors",
+             "converted", "experts", "batches", "copies", "runs", "experts/run", "padding", "storage");
 }
 
 void print_rank(const RankForecast& rank) {
   const wire::Receipt& receipt = rank.receipt;
-  fmt::print("{:>5} {:>10} {:>10} {:>8} {:>8} {:>8} {:>8} {:>8} {:>12.1f} {:>10} {:>10}\n", receipt.rank, human_bytes(receipt.wire_bytes),
-             human_bytes(receipt.applied_bytes), receipt.tensors, receipt.expert_tensors, receipt.batches, receipt.copies, receipt.runs,
-             experts_per_run(receipt), human_bytes(rank.padding_bytes), human_bytes(rank.storage_bytes));
+  fmt::print("{:>5} {:>10} {:>10} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>12.1f} {:>10} {:>10}\n", receipt.rank,
+             human_bytes(receipt.wire_bytes), human_bytes(receipt.applied_bytes), receipt.tensors, rank.converted, receipt.expert_tensors,
+             receipt.batches, receipt.copies, receipt.runs, experts_per_run(receipt), human_bytes(rank.padding_bytes),
+             human_bytes(rank.storage_bytes));
 }
 
 void print_ignored(const std::vector<std::string>& ignored) {
@@ -109,6 +111,7 @@ ExitCode plan(const PlanOptions& options) {
                                .set("family", update.family)
                                .set("variant", options.model.variant)
                                .set("layout", request.value().parallel.to_string())
+                               .set("dtype", options.model.dtype)
                                .set("scopes", json_array(options.model.scopes))
                                .set("tensors", update.tensors)
                                .set("wire_bytes", update.wire_bytes)

@@ -176,6 +176,9 @@ class Forecaster {
       RankForecast& forecast = result_.ranks.emplace_back();
       forecast.receipt = rank.session->receipt;
       forecast.receipt.rank = static_cast<std::uint32_t>(r);
+      const std::span<const PlanTensor> tensors = rank.session->plan->tensors();
+      forecast.converted =
+          static_cast<std::uint64_t>(std::count_if(tensors.begin(), tensors.end(), [](const PlanTensor& t) { return !t.cast.none(); }));
       forecast.storages = rank.storage.table().size();
       forecast.storage_bytes = static_cast<std::uint64_t>(rank.storage.table().total_bytes());
       for (const ConstantRule& constant : rank.index.layout().constants) {

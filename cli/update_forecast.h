@@ -26,7 +26,8 @@ struct ForecastInput {
 };
 
 struct RankForecast {
-  wire::Receipt receipt;  // its figures as the rank would report them; times and proofs are left out
+  wire::Receipt receipt;        // its figures as the rank would report them; times and proofs are left out
+  std::uint64_t converted = 0;  // of its tensors, those that are kept in another dtype than they are brought in
   std::uint64_t storages = 0;
   std::uint64_t storage_bytes = 0;
   std::uint64_t padding_bytes = 0;  // written by the layout's constants, at start and after a discard

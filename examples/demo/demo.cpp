@@ -142,7 +142,7 @@ Status Demo::make_checkpoint() {
   line("checkpoint", fmt::format("DeepSeek-V4.1-shaped, {} layers, {} experts a layer, {} in {} ({})", model_.layers, model_.experts,
                                  cli::human_bytes(static_cast<std::uint64_t>(demo_checkpoint_bytes(model_))), checkpoint_.string(),
                                  cached ? "cached" : fmt::format("made in {:.1f} s", seconds_since(start))));
-  Result<Judge> judge = Judge::open({checkpoint_, job_, kRanks, 2});
+  Result<Judge> judge = Judge::open({.checkpoint = checkpoint_, .job = job_, .ranks = kRanks});
   if (!judge.ok()) return judge.status();
   judge_.emplace(std::move(judge).value());
   return ok_status();

@@ -67,6 +67,12 @@ std::string difference_of_sets(const std::map<std::string, std::uint64_t>& expec
 
 }  // namespace
 
+Judge::Layout Judge::experts_divided(bool padded) {
+  return [padded](const oracle::CheckpointBytes& files, std::uint32_t rank, std::uint32_t ranks) {
+    return oracle::deepseek_v41_storages(files, oracle::read_oracle_model(files, padded), rank, ranks);
+  };
+}
+
 Result<Judge> Judge::open(const Options& options) {
   Judge judge;
   try {
@@ -80,10 +86,9 @@ Result<Judge> Judge::open(const Options& options) {
 Status Judge::build(const Options& options) {
   options_ = options;
   files_ = std::make_unique<oracle::CheckpointBytes>(options.checkpoint);
-  const oracle::OracleModel model = oracle::read_oracle_model(*files_, true);
   std::vector<std::vector<oracle::ExpectedStorage>> all;
   for (std::uint32_t rank = 0; rank < options.ranks; ++rank) {
-    all.push_back(oracle::deepseek_v41_storages(*files_, model, rank, options.ranks));
+    all.push_back(options.layout(*files_, rank, options.ranks));
     for (const oracle::ExpectedStorage& storage : all.back()) live_bytes_ += storage.bytes;
   }
   wire_bytes_ = oracle::wanted_wire_bytes(*files_, all);

@@ -22,11 +22,18 @@ namespace headrace {
 /// files. One thread calls it; it uses `threads` threads.
 class Judge {
  public:
+  /// What one of `ranks` ranks must hold. May throw std::runtime_error.
+  using Layout =
+      std::function<std::vector<oracle::ExpectedStorage>(const oracle::CheckpointBytes& files, std::uint32_t rank, std::uint32_t ranks)>;
+  /// That of the demo: experts of DeepSeek-V4.1 divided over the ranks. `padded`: their width is rounded up.
+  static Layout experts_divided(bool padded);
+
   struct Options {
     std::filesystem::path checkpoint;
     std::string job;
     std::uint32_t ranks = 0;
     std::uint32_t threads = 2;
+    Layout layout = experts_divided(true);
   };
   using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 

@@ -303,6 +303,11 @@ Result<ModelLayout> build_deepseek_v4(const ModelRequest& request, const JsonVal
                   fmt::format("layout {} of {}: {} expert ranks are no multiple of {} ranks that divide the dense tensors",
                               request.parallel.to_string(), kFamily, ep, tp));
   }
+  if (request.dtype) {
+    return Status(Code::kUnsupported,
+                  fmt::format("layout of {}: floating-point tensors kept as {}: its kernels take each tensor in one dtype", kFamily,
+                              dtype_name(*request.dtype)));
+  }
   Result<DeepseekV4Config> config = read_deepseek_v4_config(json);
   if (!config.ok()) return config.status();
   HEADRACE_RETURN_IF_ERROR(check_blocks(request, words.value(), config.value().block));

@@ -151,7 +151,7 @@ Result<std::vector<std::string>> variant_words(std::string_view family, std::str
 
 /// Builds the layout from config.json and, for families that take names from the checkpoint (dense), its headers.
 /// kInvalidArgument: a missing or odd config value by its key, a division that leaves a rest by its two numbers; kUnsupported: a variant or
-/// layout that the family has not.
+/// layout that the family has not, or a dtype where the family does not convert.
 Result<ModelLayout> build_model(const ModelRequest& request, const JsonValue* config, std::span<const CheckpointTensor> tensors);
 
 // One function per family, in a file of its own.

@@ -8,6 +8,7 @@
 #include "cli/box_bytes.h"
 #include "cli/exit_code.h"
 #include "cli/fingerprints.h"
+#include "cli/model_options.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/receiver_client.h"
@@ -43,6 +44,17 @@ TEST(ConvertedBytes, AreWhatStorageOfAnotherTypeHolds) {
   EXPECT_EQ(converted.value(), of({0x80, 0x3F, 0x82, 0xBF}));
   EXPECT_FALSE(converted_bytes(tensor, singles, Dtype::kU8).ok());
   EXPECT_FALSE(converted_bytes(tensor, singles, Dtype::kF32).ok());
+}
+
+TEST(ModelOptions, NameTheDtypeOfLiveFloatingPointTensors) {
+  ModelOptions options;
+  EXPECT_EQ(model_request(options, 0).value_or_throw().dtype, std::nullopt);
+  options.dtype = "f16";
+  EXPECT_EQ(model_request(options, 0).value_or_throw().dtype, Dtype::kF16);
+  options.dtype = "fp16";
+  const auto refused = model_request(options, 0);
+  EXPECT_EQ(refused.status().code(), Code::kInvalidArgument);
+  EXPECT_NE(refused.status().message().find("dtype fp16"), std::string::npos) << refused.status().to_string();
 }
 
 TEST(HumanBytes, UsePowersOfThousandAndThreeDigits) {

@@ -325,6 +325,14 @@ TEST(DeepseekV4, NamesTheConfigKeyThatIsMissingOrOdd) {
   EXPECT_NE(message("\"vocab_size\":129280", "\"vocab_size\":null").find("vocab_size is of kind null"), std::string::npos);
 }
 
+TEST(DeepseekV4, ConvertsNothing) {
+  ModelRequest request;
+  request.dtype = Dtype::kBF16;
+  const auto built = build_deepseek_v4(request, testing::json(testing::v41_tiny_config(128, 128, 4)));
+  EXPECT_EQ(built.status().code(), Code::kUnsupported);
+  EXPECT_NE(built.status().message().find("kept as BF16"), std::string::npos) << built.status().to_string();
+}
+
 TEST(DeepseekV4, RefusesLayoutsThatItHasNot) {
   EXPECT_EQ(build(testing::v41_tiny_config(128, 128, 4), "plain", 2, 2).status().code(), Code::kInvalidArgument);
 }

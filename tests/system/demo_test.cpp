@@ -25,10 +25,6 @@ Outcome run_demo(std::vector<std::string> arguments) {
   return run_program(words);
 }
 
-std::int64_t number(const JsonValue& object, const std::string& key) {
-  return member(object, key).as_int64().value_or(-1);
-}
-
 TEST(Demo, ProvesThreeUpdatesATornOneAndTheWayBack) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "minutes under ThreadSanitizer; the same programs run there with a flipped bit";

@@ -155,4 +155,31 @@ std::string text(const JsonValue& object, const std::string& key) {
   return value == nullptr ? std::string() : *value;
 }
 
+std::int64_t number(const JsonValue& object, const std::string& key) {
+  return member(object, key).as_int64().value_or(-1);
+}
+
+const JsonValue::Array& list(const JsonValue& object, const std::string& key) {
+  static const JsonValue::Array kNone;
+  const JsonValue::Array* items = member(object, key).as_array();
+  EXPECT_NE(items, nullptr) << key << " is no list";
+  return items == nullptr ? kNone : *items;
+}
+
+void expect_same_figures(const JsonValue& planned, const JsonValue& receipt) {
+  for (const char* figure :
+       {"rank", "wire_bytes", "applied_bytes", "tensors", "expert_tensors", "buckets", "batches", "copies", "runs", "run_experts"}) {
+    EXPECT_EQ(number(planned, figure), number(receipt, figure)) << figure;
+  }
+}
+
+void expect_planned(const JsonValue& planned, const JsonValue& report) {
+  for (const char* figure : {"wire_bytes", "applied_bytes", "buckets"})
+    EXPECT_EQ(number(planned, figure), number(report, figure)) << figure;
+  const JsonValue::Array& ranks = list(planned, "ranks");
+  const JsonValue::Array& receipts = list(report, "receipts");
+  ASSERT_EQ(ranks.size(), receipts.size());
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) expect_same_figures(ranks[rank], receipts[rank]);
+}
+
 }  // namespace headrace::system_test

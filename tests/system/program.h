@@ -81,5 +81,14 @@ void flip_byte(const std::filesystem::path& file, const std::string& tensor, std
 
 const JsonValue& member(const JsonValue& object, const std::string& key);
 std::string text(const JsonValue& object, const std::string& key);
+/// -1 where it is no whole number.
+std::int64_t number(const JsonValue& object, const std::string& key);
+/// Empty where it is no array.
+const JsonValue::Array& list(const JsonValue& object, const std::string& key);
+
+/// The figures of a rank that `plan` and a receipt have in common.
+void expect_same_figures(const JsonValue& planned, const JsonValue& receipt);
+/// What `plan` said, of all ranks together and of each, and what the report of a push said afterwards.
+void expect_planned(const JsonValue& planned, const JsonValue& report);
 
 }  // namespace headrace::system_test

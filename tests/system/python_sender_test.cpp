@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -93,6 +94,30 @@ TEST_F(PythonSender, BringsEachRankItsOwnExperts) {
   EXPECT_EQ(sent.code, 0) << sent.err;
   EXPECT_NE(sent.out.find("served by 2 ranks"), std::string::npos) << sent.out;
   run_json({"verify", checkpoint, "job"}, 0);
+}
+
+/// Rows, columns and whole tensors of an encoder on two ranks, which keep its numbers as BF16.
+TEST_F(PythonSender, BringsTwoRanksTheirRowsAndColumnsToBeConverted) {
+  const fs::path encoder = files_.path() / "encoder";
+  std::vector<MadeTensor> parts{{"embeddings.word_embeddings.weight", Dtype::kF32, {100, 64}},
+                                {"encoder.layer.0.intermediate.dense.weight", Dtype::kF32, {128, 64}},
+                                {"encoder.layer.0.output.dense.weight", Dtype::kF32, {64, 128}},
+                                {"encoder.layer.0.output.dense.bias", Dtype::kF32, {64}}};
+  for (const char* part : {"query", "key", "value"})
+    parts.push_back({std::string("encoder.layer.0.attention.self.") + part + ".weight", Dtype::kF32, {64, 64}});
+  write_checkpoint(encoder, parts, 9);
+  std::ofstream(encoder / "config.json")
+      << R"({"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128})";
+  std::vector<std::string> words{"--job",   "job",      "--checkpoint", encoder.string(), "--family", "dense",  "--variant",
+                                 "stacked", "--layout", "tp2",          "--dtype",        "bf16",     "--rank", "0"};
+  const Serve first(words);
+  words.back() = "1";
+  const Serve second(words);
+  const Outcome sent = send({encoder.string(), "--job", "job"});
+  EXPECT_EQ(sent.code, 0) << sent.err;
+  EXPECT_NE(sent.out.find("served by 2 ranks"), std::string::npos) << sent.out;
+  const JsonValue verified = run_json({"verify", encoder.string(), "job"}, 0);
+  EXPECT_EQ(list(verified, "converted").size(), parts.size());
 }
 
 TEST_F(PythonSender, IsRefusedWithAWrongFingerprintAndLeavesTheRankTorn) {

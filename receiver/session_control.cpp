@@ -313,6 +313,7 @@ void SessionControl::on_bucket(UpdateSession& session, SessionSender& sender, co
           session_->deadline.touch();
           meter_.sample();
           if (row->peer) env_.send(*row->peer, id, wire::Consumed{sequence});
+          if (session_->applied()) prove(*session_);
         });
       });
   if (!enqueued.ok()) fail(SessionEvent::kFailure, enqueued, "transfer");
@@ -328,14 +329,15 @@ void SessionControl::on_end(UpdateSession& session, SessionSender& sender, const
     failure.phase = "transfer";
     return fail(SessionEvent::kFailure, std::move(failure));
   }
-  if (!std::all_of(session.senders.begin(), session.senders.end(), [](const SessionSender& s) { return s.ended; })) return;
+  if (!session.all_ended()) return;
   if (!session.coverage->complete()) {
     return fail(SessionEvent::kFailure,
                 Status(Code::kFailedPrecondition,
                        fmt::format("all senders have ended, bytes are missing of: {}", fmt::join(session.coverage->missing(5), ", "))),
                 "transfer");
   }
-  prove(session);
+  // What a bucket's bytes were converted to is known when its work is done, which may be after END: then its completion goes on.
+  if (session.applied()) prove(session);
 }
 
 // ---- proof and commit -----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -68,6 +69,13 @@ struct UpdateSession {
     for (SessionSender& sender : senders)
       if (sender.name == name) return &sender;
     return nullptr;
+  }
+  bool all_ended() const noexcept {
+    return std::all_of(senders.begin(), senders.end(), [](const SessionSender& s) { return s.ended; });
+  }
+  /// Every sender has ended, and the work of every bucket is done and counted.
+  bool applied() const noexcept {
+    return all_ended() && std::all_of(senders.begin(), senders.end(), [](const SessionSender& s) { return s.consumed == s.buckets; });
   }
   std::uint32_t index_of(const SessionSender& sender) const { return static_cast<std::uint32_t>(&sender - senders.data()); }
 

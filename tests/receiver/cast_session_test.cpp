@@ -201,6 +201,26 @@ TEST_F(CastSession, ConvertsWhatComesInAnotherTypeAndProvesItTwice) {
   expect_converted();
 }
 
+/// A sender with credits left says END behind its last bucket, whose conversions may still be under way.
+TEST_F(CastSession, ProvesConversionsOfABucketThatIsNotDoneWhenItsSenderEnds) {
+  start();
+  WireSender sender = connect("lead");
+  sender.hello();
+  std::vector<std::byte> data;
+  std::vector<wire::Extent> extents;
+  fill_bucket(data, extents);
+  for (std::uint64_t update = 1; update <= 20; ++update) {
+    begin(sender, update, "run/" + std::to_string(update));
+    sender.send(wire::Bucket{0, extents}, data);
+    sender.send(wire::End{1, sums()});
+    sender.expect<wire::Consumed>();
+    EXPECT_TRUE(sender.expect<wire::Prepared>().receipt.proven);
+    sender.send(wire::Commit{});
+    sender.expect<wire::Committed>();
+  }
+  expect_converted();
+}
+
 TEST_F(CastSession, TakesTheTypeOfStorageAsItIs) {
   for (Given& tensor : tensors_) {
     tensor.dtype = tensor.name == "norm.weight" ? Dtype::kF32 : Dtype::kBF16;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -36,6 +37,41 @@ struct Rank {
   PlanGeometry geometry;
   std::unique_ptr<UpdateSession> session;
   ExpertRuns runs;
+};
+
+/// What the ranks would refuse. What several of them say in the same words is told once.
+class Defects {
+ public:
+  void add(std::size_t rank, const SyncPlan::Outcome& outcome) {
+    total_ += outcome.defects_total;
+    for (const wire::Failure& defect : outcome.defects) {
+      const auto [found, added] = by_message_.try_emplace(defect.message, lines_.size());
+      if (added) lines_.push_back({defect.message, {}});
+      lines_[found->second].ranks.push_back(rank);
+      ++listed_;
+    }
+  }
+  Status status(std::size_t ranks) const {
+    if (total_ == 0) return ok_status();
+    std::string text;
+    for (const Line& line : std::span(lines_).first(std::min(lines_.size(), kDefectsTold))) {
+      const bool all = ranks > 1 && line.ranks.size() == ranks;
+      text += all ? fmt::format("\n  all {} ranks: {}", ranks, line.message)
+                  : fmt::format("\n  rank {}: {}", fmt::join(line.ranks, ", "), line.message);
+    }
+    const bool more = lines_.size() > kDefectsTold || listed_ < total_;
+    return Status(Code::kInvalidArgument, fmt::format("the ranks would refuse this: {} defects{}{}", total_, text, more ? "\n  ..." : ""));
+  }
+
+ private:
+  struct Line {
+    std::string message;
+    std::vector<std::size_t> ranks;
+  };
+  std::vector<Line> lines_;
+  std::unordered_map<std::string, std::size_t> by_message_;  // place in lines_
+  std::uint64_t total_ = 0;
+  std::uint64_t listed_ = 0;
 };
 
 class Forecaster {
@@ -95,28 +131,20 @@ class Forecaster {
     PlanOptions options;
     options.scopes = input_.scopes;
     options.optional_names = input_.optional_names;
-    std::string defects;
-    std::size_t told = 0;
-    std::uint64_t total = 0;
+    Defects defects;
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       Rank& rank = *ranks_[r];
       std::vector<SenderPart> parts(1);
       parts[0] = {kSenderName, entries_.digest(), {entries_.entries().begin(), entries_.entries().end()}};
       SyncPlan::Outcome outcome = SyncPlan::compile(rank.index, rank.geometry, rank.storage.table().digest(), std::move(parts), options);
-      total += outcome.defects_total;
-      for (const wire::Failure& defect : outcome.defects) {
-        if (told++ < kDefectsTold) defects += fmt::format("\n  rank {}: {}", r, defect.message);
-      }
+      defects.add(r, outcome);
       if (!outcome.plan) continue;
       wanted_.push_back(outcome.plan->accept_for(0).wanted);
       rank.session = std::make_unique<UpdateSession>(SessionId{1}, WeightVersion{kSenderName, 1}, clock_, limits::kDeadlineMsDefault);
       rank.session->senders.push_back(SessionSender{.name = kSenderName, .peer = {}, .part = {}});
       rank.session->adopt(std::move(outcome.plan));
     }
-    if (total != 0) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("the ranks would refuse this: {} defects{}{}", total, defects, told < total ? "\n  ..." : ""));
-    }
+    HEADRACE_RETURN_IF_ERROR(defects.status(ranks_.size()));
     const std::vector<std::span<const wire::Wanted>> wanted(wanted_.begin(), wanted_.end());
     std::vector<std::string> names;
     for (std::size_t r = 0; r < ranks_.size(); ++r) names.push_back(fmt::format("rank {}", r));

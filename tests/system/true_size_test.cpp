@@ -53,6 +53,10 @@ class TrueSize : public ::testing::TestWithParam<const char*> {
   fs::path checkpoint_;
 };
 
+std::string variant_name(const ::testing::TestParamInfo<const char*>& info) {
+  return info.param;
+}
+
 TEST_P(TrueSize, LandsWhereTheOracleSaysInEveryByteOfFourRanks) {
   std::vector<std::string> plan_words{"plan", checkpoint_.string()};
   for (const std::string& word : model_words()) plan_words.push_back(word);
@@ -83,8 +87,7 @@ TEST_P(TrueSize, LandsWhereTheOracleSaysInEveryByteOfFourRanks) {
   for (const auto& rank : engine) EXPECT_EQ(rank->stop(SIGTERM), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(ExpertWidth, TrueSize, ::testing::Values("plain", "padded"),
-                         [](const ::testing::TestParamInfo<const char*>& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(ExpertWidth, TrueSize, ::testing::Values("plain", "padded"), variant_name);
 
 }  // namespace
 }  // namespace headrace::system_test

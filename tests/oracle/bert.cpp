@@ -1,6 +1,7 @@
 #include "tests/oracle/bert.h"
 
 #include <fstream>
+#include <initializer_list>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -61,6 +62,12 @@ ExpectedStorage stack(const std::string& name, const std::vector<Share>& shares,
   return storage;
 }
 
+std::string joined(std::initializer_list<std::string_view> parts) {
+  std::string name;
+  for (const std::string_view part : parts) name += part;
+  return name;
+}
+
 bool ends_with(const std::string& name, std::string_view end) {
   return std::string_view(name).ends_with(end);
 }
@@ -101,8 +108,8 @@ std::vector<ExpectedStorage> bert_storages(const CheckpointBytes& checkpoint, st
       const std::string attention = module.substr(0, module.size() - std::string_view("query").size());
       std::vector<Share> shares;
       for (const char* part : {"query", "key", "value"})
-        shares.push_back({&checkpoint.at(attention + part + leaf), false, head_share(heads, head_dim, tp, rank)});
-      storages.push_back(stack(attention + "qkv_proj" + leaf, shares, bfloat16));
+        shares.push_back({&checkpoint.at(joined({attention, part, leaf})), false, head_share(heads, head_dim, tp, rank)});
+      storages.push_back(stack(joined({attention, "qkv_proj", leaf}), shares, bfloat16));
     } else if (ends_with(module, "intermediate.dense")) {
       storages.push_back(stack(name, {{&tensor, false, even_share(rows, tp, rank)}}, bfloat16));
     } else if (ends_with(module, "output.dense") && leaf == ".weight") {

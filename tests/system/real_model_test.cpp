@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -98,6 +99,10 @@ struct Division {
     return {"--family", "dense", "--variant", "stacked", "--layout", "tp" + std::to_string(ranks), "--dtype", dtype};
   }
 };
+
+void PrintTo(const Division& division, std::ostream* out) {
+  *out << division.ranks << " ranks, " << division.dtype;
+}
 
 std::string division_name(const ::testing::TestParamInfo<Division>& info) {
   return "tp" + std::to_string(info.param.ranks) + "_" + info.param.dtype;

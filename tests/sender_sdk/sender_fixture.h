@@ -31,6 +31,12 @@ inline TestTensor make_tensor(std::string name, Shape shape, std::uint64_t seed,
   return tensor;
 }
 
+/// Of several shapes and dtypes: one larger than a small bucket, one without elements.
+inline std::vector<TestTensor> some_tensors() {
+  return {make_tensor("embed", {40, 64}, 1, Dtype::kBF16), make_tensor("norm", {77}, 2), make_tensor("scale", {}, 3, Dtype::kF32),
+          make_tensor("big", {50, 4'096}, 4), make_tensor("none", {0, 3}, 5)};
+}
+
 /// Fake receivers and senders in one process, over memory.
 class SenderTest : public ::testing::Test {
  protected:

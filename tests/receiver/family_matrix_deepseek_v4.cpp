@@ -39,8 +39,8 @@ FamilyMatrix deepseek_v4_matrix() {
   matrix.trial = deepseek_v4_trial;
   matrix.rows = {
       {{"sglang", "*", "padded", "*"}, Verdict::kNone, "SGLang pads nothing"},
-      {{"*", "*", "*", "fp8"}, Verdict::kRefused, "expert_dtype is fp8"},
       {{"*", "tp4,ep2", "*", "*"}, Verdict::kRefused, "2 expert ranks are no multiple of 4 ranks"},
+      {{"*", "*", "*", "fp8"}, Verdict::kRefused, "expert_dtype is fp8"},
       {{"sglang", "*", "exact", "fp4"}, Verdict::kJudged, "DeepseekV4Experts.HoldsBothScalesOfSglang"},
       {{"sglang", "*", "exact", "*"}, Verdict::kRefused, "sglang is of fp4 experts"},
       {{"plain+fused_shared", "*", "padded", "*"}, Verdict::kRefused, "384 wide"},

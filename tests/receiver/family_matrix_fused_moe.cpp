@@ -9,8 +9,12 @@ Trial fused_moe_trial(const Combination& c) {
   Trial trial;
   trial.variant = c.variant;
   if (c.padding == "padded") trial.variant = c.variant == "plain" ? "padded" : c.variant + "+padded";
-  const SmallCheckpoint checkpoint =
-      moe_checkpoint({.experts = 5, .hidden = 64, .intermediate = 64, .form = c.dtype, .block = c.dtype == "fp8" ? 24 : 4});
+  const SmallCheckpoint checkpoint = moe_checkpoint({.experts = 5,
+                                                     .hidden = 64,
+                                                     .intermediate = 64,
+                                                     .form = c.dtype == "bf16 as f32" ? "bf16" : c.dtype,
+                                                     .block = c.dtype == "fp8" ? 24 : 4});
+  if (c.dtype == "bf16 as f32") trial.dtype = Dtype::kF32;
   trial.config = json(checkpoint.config);
   trial.tensors = checkpoint.tensors;
   return trial;
@@ -24,7 +28,7 @@ FamilyMatrix fused_moe_matrix() {
   matrix.variants = {"plain", "round_robin", "transposed", "global_scales", "round_robin+transposed"};
   matrix.divisions = {"tp1", "tp2", "ep2", "tp2,ep4", "tp4,ep2"};
   matrix.paddings = {"exact", "padded"};
-  matrix.dtypes = {"bf16", "fp8", "mxfp4", "nvfp4", "joint", "joint_turned"};
+  matrix.dtypes = {"bf16", "bf16 as f32", "fp8", "mxfp4", "nvfp4", "joint", "joint_turned"};
   matrix.trial = fused_moe_trial;
   matrix.rows = {
       {{"*", "tp4,ep2", "*", "*"}, Verdict::kRefused, "2 is no multiple of 4"},
@@ -34,6 +38,7 @@ FamilyMatrix fused_moe_matrix() {
       {{"round_robin+transposed", "*", "*", "joint_turned"}, Verdict::kRefused, "consecutive"},
       {{"*", "*", "*", "joint"}, Verdict::kJudged, "FusedMoe.TakesOneTensorForAllExperts"},
       {{"*", "*", "*", "joint_turned"}, Verdict::kJudged, "FusedMoe.TakesOneTensorForAllExperts"},
+      {{"*", "*", "*", "bf16 as f32"}, Verdict::kJudged, "FusedMoe.KeepsFloatsInTheDtypeThatIsAskedForAndScalesAsTheyAre"},
       {{"*", "*", "*", "fp8"}, Verdict::kJudged, "FusedMoe.RepeatsBlockScalesWhereARankEndsInsideABlock"},
       {{"*", "*", "*", "mxfp4"}, Verdict::kJudged, "FusedMoe.PlacesPackedWeightsAndTheirScales"},
       {{"*", "*", "*", "nvfp4"}, Verdict::kJudged, "FusedMoe.PlacesPackedWeightsAndTheirScales"},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "receiver/weight_index.h"
 #include "tests/oracle/fused_experts.h"
@@ -17,6 +18,7 @@ struct Trail {
   ParallelLayout parallel{};
   std::int32_t rank = 0;
   std::int32_t redundant = 0;
+  std::optional<Dtype> dtype{};
 };
 
 Result<ModelLayout> build(const SmallCheckpoint& checkpoint, const Trail& trail) {
@@ -26,6 +28,7 @@ Result<ModelLayout> build(const SmallCheckpoint& checkpoint, const Trail& trail)
   request.parallel = trail.parallel;
   request.rank = trail.rank;
   request.redundant_experts = trail.redundant;
+  request.dtype = trail.dtype;
   const JsonValue config = json(checkpoint.config);
   return build_model(request, &config, checkpoint.tensors);
 }
@@ -160,6 +163,28 @@ TEST(FusedMoe, DividesExpertsOverRanksInBothOrders) {
   }
   expect_on_every_rank({.experts = 6, .intermediate = 4}, "plain", {.tp = 2, .ep = 2});
   expect_on_every_rank({.experts = 6, .intermediate = 4}, "round_robin", {.tp = 2, .ep = 4});
+}
+
+TEST(FusedMoe, KeepsFloatsInTheDtypeThatIsAskedForAndScalesAsTheyAre) {
+  const std::vector<Dtype> others{Dtype::kF32, Dtype::kBF16};
+  for (const char* form : {"bf16", "joint", "fp8"}) {
+    const bool quantised = std::string(form) == "fp8";
+    const MoeSizes sizes{.form = form};
+    const ModelLayout layout = build(moe_checkpoint(sizes), {.parallel = {.tp = 2}, .dtype = Dtype::kF16}).value_or_throw();
+    std::size_t weights = 0;
+    const auto expect_rule = [&](const std::string& name, const TensorRule& rule) {
+      const bool expert = name.find("experts.") != std::string::npos;
+      const bool kept = quantised && expert;
+      EXPECT_EQ(rule.dtypes.front() == Dtype::kF16, !kept) << form << " " << name;
+      EXPECT_EQ(rule.casts, kept ? std::vector<Dtype>{} : others) << form << " " << name;
+      const Dtype stored = layout.storages.at(rule.placements.at(0).storage).dtype;
+      EXPECT_EQ(stored, rule.dtypes.front()) << form << " " << name;
+      if (expert) ++weights;
+    };
+    for (const ExpertRule& expert : layout.expert_rules) expect_rule(expert.prefix + expert.suffix, expert.rule);
+    for (const NamedRule& named : layout.named) expect_rule(named.name, named.rule);
+    EXPECT_GE(weights, 2U) << form;
+  }
 }
 
 TEST(FusedMoe, RepeatsBlockScalesWhereARankEndsInsideABlock) {

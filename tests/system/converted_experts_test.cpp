@@ -58,7 +58,7 @@ std::vector<ExpectedStorage> expert_storages(const CheckpointBytes& files, std::
   ExpectedStorage w2{kLayer + "experts.w2_weight", {}, 0, 0, {}};
   ExpectedStorage router{kLayer + "gate.weight", {}, 0, 0, {}};
   const auto append = [](ExpectedStorage& storage, const std::string& source, const Bytes& halves) {
-    const Bytes floats = widened(halves);
+    Bytes floats = widened(halves);
     storage.sources.push_back(source);
     storage.source_bytes += halves.size();
     storage.bytes += floats.size();

@@ -17,7 +17,8 @@
 #include "core/checkpoint/json_text.h"
 
 // headrace-bench [NAME...] [--json FILE] [--markdown FILE] [--commit TEXT]: measures the rows whose names begin with one of NAME, all
-// without any. Exit code 0: every target was reached; 1: one was missed, or a row could not be measured; 2: usage.
+// without any. With --peers FILE only the rows beside other packages, whose figures are in FILE. Exit code 0: every target was reached; 1:
+// one was missed, or a row could not be measured; 2: usage.
 
 namespace headrace::bench {
 namespace {
@@ -27,6 +28,7 @@ struct Options {
   std::string json;
   std::string markdown;
   std::string commit;
+  std::string peers;
 };
 
 Status read_options(std::span<char*> arguments, Options& options) {
@@ -35,6 +37,7 @@ Status read_options(std::span<char*> arguments, Options& options) {
     std::string* value = word == "--json"       ? &options.json
                          : word == "--markdown" ? &options.markdown
                          : word == "--commit"   ? &options.commit
+                         : word == "--peers"    ? &options.peers
                                                 : nullptr;
     if (value != nullptr) {
       if (++i == arguments.size()) return Status(Code::kInvalidArgument, fmt::format("{} needs a value", word));
@@ -64,8 +67,13 @@ Status write_file(const std::string& path, const std::string& text) {
   return ok_status();
 }
 
-std::vector<Row> measure(const Selection& selection) {
+std::vector<Row> measure(const Options& options) {
   std::vector<Row> rows;
+  if (!options.peers.empty()) {
+    peer_rows(options.peers, rows);
+    return rows;
+  }
+  const Selection selection(options.names);
   for (const RowGroup* group : {apply_rows, index_rows, plan_rows, runs_rows, fingerprint_rows, e2e_rows}) group(selection, rows);
   return rows;
 }
@@ -73,7 +81,7 @@ std::vector<Row> measure(const Selection& selection) {
 int run(const Options& options) {
   remove_leftovers();
   const Machine machine = this_machine(options.commit);
-  const std::vector<Row> rows = measure(Selection(options.names));
+  const std::vector<Row> rows = measure(options);
   if (options.json != "-" && options.markdown != "-") fmt::print("{}", report_text(machine, rows));
   if (!options.json.empty()) throw_if_error(write_file(options.json, json_text(report_json(machine, rows)) + "\n"));
   if (!options.markdown.empty()) throw_if_error(write_file(options.markdown, report_markdown(machine, rows)));

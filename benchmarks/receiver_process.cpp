@@ -26,6 +26,7 @@ namespace {
 
 constexpr std::string_view kJobPrefix = "headrace-bench-";
 constexpr std::string_view kTinyPrefix = "tiny:";
+constexpr std::string_view kFlatExpertsPrefix = "flat-experts:";
 constexpr std::string_view kErrorPrefix = "error ";
 constexpr V41Sizes kV41{.layers = 2, .experts = 96, .vocab = 8192};
 
@@ -66,6 +67,7 @@ void serve(const ReceiverProcess::Options& options, const PacketChannel& channel
 ModelLayout e2e_layout(const std::string& model, std::int32_t ranks, std::int32_t rank) {
   if (model == "v41") return v41_layout(kV41, ranks, rank);
   if (model.starts_with(kTinyPrefix)) return tiny_layout(number(std::string_view(model).substr(kTinyPrefix.size())));
+  if (model.starts_with(kFlatExpertsPrefix)) return flat_experts_layout(number(std::string_view(model).substr(kFlatExpertsPrefix.size())));
   throw Error(Status(Code::kInvalidArgument, "unknown model " + model));
 }
 

@@ -14,8 +14,8 @@
 
 namespace headrace::bench {
 
-/// Models that both processes of a row can build from their name: "v41" (true widths, two layers of 96 experts, a small vocabulary) and
-/// "tiny:N" (N tensors of 4 KiB).
+/// Models that both processes of a row can build from their name: "v41" (true widths, two layers of 96 experts, a small vocabulary),
+/// "tiny:N" (N tensors of 4 KiB) and "flat-experts:N" (the tensors of N experts as they are).
 ModelLayout e2e_layout(const std::string& model, std::int32_t ranks, std::int32_t rank);
 
 /// A job name of this process; what a killed run leaves under such names is removed by the next one.

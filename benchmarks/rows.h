@@ -28,6 +28,9 @@ void runs_rows(const Selection& selection, std::vector<Row>& rows);
 void fingerprint_rows(const Selection& selection, std::vector<Row>& rows);
 void e2e_rows(const Selection& selection, std::vector<Row>& rows);
 
+/// Beside other projects' packages, whose figures benchmarks/peers/peers.py has left at `figures_path`; not among row_names().
+void peer_rows(const std::string& figures_path, std::vector<Row>& rows);
+
 /// The names of all rows, in the order of the table.
 const std::vector<std::string>& row_names();
 

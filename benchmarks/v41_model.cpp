@@ -112,21 +112,47 @@ ModelLayout experts_only(ModelLayout layout) {
   return layout;
 }
 
-ModelLayout tiny_layout(std::int64_t count) {
-  constexpr std::int64_t kBytes = 4096;
+namespace {
+
+/// A storage of its own for each tensor of bytes, as it is.
+void add_flat(ModelLayout& layout, const std::string& name, const Shape& shape) {
+  const std::int64_t bytes = byte_count(Dtype::kU8, shape).value_or(0);
+  TensorRule rule;
+  rule.param = name;
+  rule.dtypes = {Dtype::kU8};
+  rule.shape = shape;
+  rule.placements.push_back(
+      {.storage = static_cast<std::uint32_t>(layout.storages.size()), .box = Box::whole(shape), .copy = StridedCopy::flat(0, 0, bytes)});
+  layout.storages.push_back({.name = name, .dtype = Dtype::kU8, .shape = shape, .strides = {}, .bytes = bytes});
+  layout.named.push_back({name, std::move(rule)});
+}
+
+ModelLayout empty_layout() {
   ModelLayout layout;
   layout.family = "bench";
   layout.variant = "plain";
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::string name = fmt::format("tensor.{}", i);
-    layout.storages.push_back({.name = name, .dtype = Dtype::kU8, .shape = {kBytes}, .strides = {}, .bytes = kBytes});
-    TensorRule rule;
-    rule.param = name;
-    rule.dtypes = {Dtype::kU8};
-    rule.shape = {kBytes};
-    rule.placements.push_back(
-        {.storage = static_cast<std::uint32_t>(i), .box = Box::whole(rule.shape), .copy = StridedCopy::flat(0, 0, kBytes)});
-    layout.named.push_back({name, std::move(rule)});
+  return layout;
+}
+
+}  // namespace
+
+ModelLayout tiny_layout(std::int64_t count) {
+  constexpr std::int64_t kBytes = 4096;
+  ModelLayout layout = empty_layout();
+  for (std::int64_t i = 0; i < count; ++i) add_flat(layout, fmt::format("tensor.{}", i), {kBytes});
+  return layout;
+}
+
+ModelLayout flat_experts_layout(std::int64_t count) {
+  constexpr std::int64_t kHidden = 5120;
+  constexpr std::int64_t kIntermediate = 2304;
+  ModelLayout layout = empty_layout();
+  for (std::int64_t e = 0; e < count; ++e) {
+    for (const std::string_view shard : {"w1", "w3", "w2"}) {
+      const auto [rows, columns] = shard == "w2" ? std::pair(kHidden, kIntermediate) : std::pair(kIntermediate, kHidden);
+      add_flat(layout, fmt::format("expert.{}.{}.weight", e, shard), {rows, columns / 2});
+      add_flat(layout, fmt::format("expert.{}.{}.scale", e, shard), {rows, columns / 32});
+    }
   }
   return layout;
 }

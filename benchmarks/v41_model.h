@@ -23,6 +23,8 @@ ModelLayout v41_layout(const V41Sizes& sizes, std::int32_t ranks, std::int32_t r
 ModelLayout experts_only(ModelLayout layout);
 /// `count` tensors of 4 KiB, each with a storage of its own.
 ModelLayout tiny_layout(std::int64_t count);
+/// The tensors of `count` experts of true size, each with a storage of its own and no other form: what a loader without fused layouts has.
+ModelLayout flat_experts_layout(std::int64_t count);
 
 /// A layout's tensors as a trainer whose experts are spread over `trainer_ranks` emits them: what belongs to no layer first, then layer by
 /// layer, inside of a layer what is no expert, then expert slot by slot: w1 of the slot on every trainer rank, w3, then w2, each a weight

@@ -6,6 +6,7 @@
 
 #include "cli/exit_code.h"
 #include "cli/model_options.h"
+#include "core/wire/limits.h"
 
 // The verbs of `headrace`, one file each. Every option struct is what the command line says; `json` is the file of --json.
 namespace headrace::cli {
@@ -20,8 +21,8 @@ struct ServeOptions {
   std::string endpoint;
   std::string load;
   std::uint32_t threads = 1;
-  std::int64_t deadline_ms = 0;
-  std::int64_t bucket_bytes_max = 0;
+  std::int64_t deadline_ms = limits::kDeadlineMsDefault;
+  std::int64_t bucket_bytes_max = limits::kBucketBytesMax;
   std::vector<std::string> optional_names;
   std::string json;
 };
@@ -37,9 +38,9 @@ struct PushOptions {
   std::string sender = "push";
   std::string data_path = "auto";
   std::uint32_t threads = 1;
-  std::int64_t bucket_bytes = 0;
+  std::int64_t bucket_bytes = limits::kBucketBytesDefault;
   std::int64_t connect_timeout_ms = 10'000;
-  std::int64_t deadline_ms = 0;
+  std::int64_t deadline_ms = limits::kDeadlineMsDefault;
   bool repair = false;
   std::vector<std::string> only;    // fnmatch patterns of checkpoint names; empty: all
   std::vector<std::string> ignore;  // fnmatch patterns of checkpoint names that are left out
@@ -53,7 +54,7 @@ struct PlanOptions {
   ModelOptions model;
   std::string rank = "all";
   std::vector<std::string> optional_names;
-  std::int64_t bucket_bytes = 0;
+  std::int64_t bucket_bytes = limits::kBucketBytesDefault;
   std::string json;
 };
 /// What an update would move, without any peer.

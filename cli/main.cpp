@@ -33,7 +33,7 @@ void add_model(CLI::App& verb, ModelOptions& model) {
   verb.add_option("--redundant-experts", model.redundant_experts, "physical experts beyond the logical ones, over all ranks")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  verb.add_option("--scope", model.scopes, "models that the engine holds: target, draft, vision, tables")->capture_default_str();
+  verb.add_option("--scope", model.scopes, "models that the engine holds: target, draft, vision")->capture_default_str();
   verb.add_option("--dtype", model.dtype, "what floating-point tensors are kept as: auto (as the checkpoint has them), f32, f16, bf16")
       ->check(CLI::IsMember({"auto", "f32", "f16", "bf16"}))
       ->capture_default_str();
@@ -48,13 +48,17 @@ void add_serve(CLI::App& app, std::function<ExitCode()>& action) {
       verb->add_option("--checkpoint", options->checkpoint, "checkpoint whose headers and config say what the model is")->type_name("DIR");
   config->excludes(checkpoint);
   add_model(*verb, options->model);
-  verb->add_option("--rank", options->rank, "which of them this is")->capture_default_str();
+  verb->add_option("--rank", options->rank, "which of the ranks this is, from 0")->capture_default_str();
   verb->add_option("--engine", options->engine, "name of the engine")->capture_default_str();
   verb->add_option("--endpoint", options->endpoint, "tcp://127.0.0.1:PORT instead of a socket in the run directory");
   verb->add_option("--load", options->load, "fill the storage from this checkpoint first")->type_name("DIR");
-  verb->add_option("--threads", options->threads, "that copy and fingerprint")->check(CLI::Range(1, 1024))->capture_default_str();
-  verb->add_option("--deadline-ms", options->deadline_ms, "give a session up after this long without progress")->check(CLI::PositiveNumber);
-  verb->add_option("--bucket-bytes-max", options->bucket_bytes_max, "largest bucket to accept")->check(CLI::PositiveNumber);
+  verb->add_option("--threads", options->threads, "threads that copy and fingerprint")->check(CLI::Range(1, 1024))->capture_default_str();
+  verb->add_option("--deadline-ms", options->deadline_ms, "give a session up after this long without progress")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  verb->add_option("--bucket-bytes-max", options->bucket_bytes_max, "largest bucket to accept")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   verb->add_option("--optional", options->optional_names, "checkpoint names that an update need not bring (pattern)")->type_name("PATTERN");
   add_json(*verb, options->json);
   verb->callback([&action, options] { action = [options] { return serve(*options); }; });
@@ -66,15 +70,19 @@ void add_push(CLI::App& app, std::function<ExitCode()>& action) {
   verb->add_option("checkpoint", options->checkpoint, "folder or safetensors file")->required()->type_name("DIR");
   verb->add_option("--to", options->to, kTarget)->required()->type_name("JOB|ENDPOINT");
   verb->add_option("--job", options->job, "name of the job, for tcp endpoints");
-  verb->add_option("--version", options->version, "RUN/STEP; without it the step after what is served");
+  verb->add_option("--version", options->version, "RUN/STEP; without it the step after what is served or was attempted, push/1 at first");
   verb->add_option("--scope", options->scopes, "what the update covers: target, draft, vision, tables")->capture_default_str();
   verb->add_option("--sender", options->sender, "name of this sender")->capture_default_str();
   verb->add_option("--data-path", options->data_path, "auto, shm or inline")
       ->check(CLI::IsMember({"auto", "shm", "inline"}))
       ->capture_default_str();
-  verb->add_option("--threads", options->threads, "that pack")->check(CLI::Range(1, 1024))->capture_default_str();
-  verb->add_option("--bucket-bytes", options->bucket_bytes, "size of a bucket")->check(CLI::PositiveNumber);
-  verb->add_option("--deadline-ms", options->deadline_ms, "give up after this long without progress")->check(CLI::PositiveNumber);
+  verb->add_option("--threads", options->threads, "threads that pack")->check(CLI::Range(1, 1024))->capture_default_str();
+  verb->add_option("--bucket-bytes", options->bucket_bytes, "size of a bucket; receivers may lower it")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  verb->add_option("--deadline-ms", options->deadline_ms, "give up after this long without progress")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   verb->add_option("--connect-timeout-ms", options->connect_timeout_ms, "how long to wait for every rank to answer")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -94,7 +102,7 @@ void add_plan(CLI::App& app, std::function<ExitCode()>& action) {
   add_model(*verb, options->model);
   verb->add_option("--rank", options->rank, "which rank to show, or all")->capture_default_str();
   verb->add_option("--optional", options->optional_names, "checkpoint names that need not be there (pattern)")->type_name("PATTERN");
-  verb->add_option("--bucket-bytes", options->bucket_bytes, "size of a bucket")->check(CLI::PositiveNumber);
+  verb->add_option("--bucket-bytes", options->bucket_bytes, "size of a bucket")->check(CLI::PositiveNumber)->capture_default_str();
   add_json(*verb, options->json);
   verb->callback([&action, options] { action = [options] { return plan(*options); }; });
 }
@@ -112,7 +120,7 @@ void add_fingerprint(CLI::App& app, std::function<ExitCode()>& action) {
   CLI::App* verb = app.add_subcommand("fingerprint", "whole-tensor fingerprints of a checkpoint or of what a job serves");
   verb->add_option("source", options->source, fmt::format("a checkpoint on disk, {}", kTarget))->required()->type_name("DIR|JOB");
   verb->add_option("--job", options->job, "name of the job, for tcp endpoints");
-  verb->add_option("--threads", options->threads, "that read a checkpoint")->check(CLI::Range(1, 1024))->capture_default_str();
+  verb->add_option("--threads", options->threads, "threads that read a checkpoint")->check(CLI::Range(1, 1024))->capture_default_str();
   add_json(*verb, options->json);
   verb->callback([&action, options] { action = [options] { return fingerprint(*options); }; });
 }
@@ -123,8 +131,9 @@ void add_verify(CLI::App& app, std::function<ExitCode()>& action) {
   verb->add_option("checkpoint", options->checkpoint, "folder or safetensors file")->required()->type_name("DIR");
   verb->add_option("target", options->to, kTarget)->required()->type_name("JOB");
   verb->add_option("--job", options->job, "name of the job, for tcp endpoints");
-  verb->add_option("--threads", options->threads, "that read the checkpoint")->check(CLI::Range(1, 1024))->capture_default_str();
-  verb->add_option("--differences-max", options->differences_max, "differences to print")->capture_default_str();
+  verb->add_option("--threads", options->threads, "threads that read the checkpoint")->check(CLI::Range(1, 1024))->capture_default_str();
+  verb->add_option("--differences-max", options->differences_max, "differences to print and to locate; all are counted")
+      ->capture_default_str();
   add_json(*verb, options->json);
   verb->callback([&action, options] { action = [options] { return verify(*options); }; });
 }

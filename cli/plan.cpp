@@ -65,7 +65,7 @@ void print_rank(const RankForecast& rank) {
 
 void print_ignored(const std::vector<std::string>& ignored) {
   if (ignored.empty()) return;
-  fmt::print("{} names that the engine drops:", ignored.size());
+  fmt::print("{} name{} that the engine drops:", ignored.size(), ignored.size() == 1 ? "" : "s");
   for (std::size_t i = 0; i < std::min(ignored.size(), kIgnoredPrinted); ++i) fmt::print(" {}", ignored[i]);
   fmt::print("{}\n", ignored.size() > kIgnoredPrinted ? " ..." : "");
 }

@@ -158,8 +158,8 @@ void print_report(const UpdateReport& report) {
              human_bytes(seconds > 0 ? static_cast<std::uint64_t>(static_cast<double>(report.applied_bytes) / seconds) : 0),
              report.proven ? "every fingerprint equal" : "not proven");
   if (report.ignored == 0) return;
-  fmt::print("{} tensors that the engine drops: {}{}\n", report.ignored, fmt::join(report.ignored_names, ", "),
-             report.ignored > report.ignored_names.size() ? ", ..." : "");
+  fmt::print("{} tensor{} that the engine drops: {}{}\n", report.ignored, report.ignored == 1 ? "" : "s",
+             fmt::join(report.ignored_names, ", "), report.ignored > report.ignored_names.size() ? ", ..." : "");
 }
 
 }  // namespace

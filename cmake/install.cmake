@@ -43,6 +43,9 @@ set_target_properties(headrace_shared PROPERTIES EXPORT_NAME headrace VERSION ${
                       SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 set_target_properties(headrace_static PROPERTIES EXPORT_NAME static)
 
+# All that is installed, and nothing else.
+add_custom_target(sdk DEPENDS headrace headrace_shared headrace_static)
+
 headrace_header_closure(headrace_public_headers ${headrace_entry_headers})
 foreach(header ${headrace_public_headers})
   get_filename_component(folder ${header} DIRECTORY)

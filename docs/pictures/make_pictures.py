@@ -158,12 +158,12 @@ def rooms():
         p.text(x + 12, y + 22, name, 14, bold=True)
         p.lines(x + 12, y + 42, rows, size=11.5)
 
-    room(20, 20, 280, "examples, benchmarks", ["trainer, guard reader, demo; the rows of ./run bench"], BLUE)
+    room(20, 20, 280, "examples, benchmarks", ["an engine, senders, guard reader, demo;", "the rows of ./run bench"], BLUE)
     room(320, 20, 280, "cli", ["the program headrace, a file per verb"], BLUE)
     room(620, 20, 280, "tests", ["a folder per room; the oracle, faults"], BLUE)
     room(20, 138, 430, "sender_sdk", ["plans buckets, packs and sums, speaks to all receivers"], GREEN)
     room(470, 138, 430, "receiver", ["table, index, plan, session, proof, guard page;", "models/: one file per family of models"], GREEN)
-    room(20, 256, 880, "kernels", ["work on bytes: strided copies and their executor, fingerprints"], SAND)
+    room(20, 256, 880, "kernels", ["work on bytes: strided copies and their executor, element casts, fingerprints"], SAND)
     p.box(20, 362, 880, 92, GREY)
     p.text(32, 382, "core", 14, bold=True)
     for number, (name, what) in enumerate(

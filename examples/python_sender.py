@@ -285,7 +285,9 @@ class Update:
         self.send_all(MANIFEST, {"digest": digest, "known": False, "entries": entries})
         accepts = self.expect_all(ACCEPT)
         for receiver, accept in zip(self.receivers, accepts):
-            receiver.wanted = [self.parse_wanted(item) for item in accept["wanted"]]
+            receiver.wanted = [self.parse_wanted(item, tensor) for item, tensor in zip(accept["wanted"], self.tensors)]
+            if len(accept["wanted"]) != len(self.tensors):
+                raise Failed(REFUSED, f"{receiver.name}: ACCEPT for {len(accept['wanted'])} entries, the manifest has {len(self.tensors)}")
             if accept["bucket_bytes_max"]:
                 self.bucket_bytes = min(self.bucket_bytes, accept["bucket_bytes_max"])
         defects = [text for entry in range(len(self.tensors)) if (text := self.unwanted(entry))]
@@ -293,10 +295,16 @@ class Update:
             raise Failed(REFUSED, "\n".join(defects))
 
     @staticmethod
-    def parse_wanted(item):
+    def parse_wanted(item, tensor):
         if item is None or item is False:
             return {"ignored": item is False, "granule": [], "boxes": []}
-        return {"ignored": False, "granule": item[0], "boxes": item[1:]}
+        granule, boxes = item[0], item[1:]
+        fits = len(granule) == len(tensor.shape) and all(g > 0 for g in granule) and all(
+            len(lo) == len(hi) == len(tensor.shape) and all(0 <= l < h <= size for l, h, size in zip(lo, hi, tensor.shape))
+            for lo, hi in boxes)
+        if not fits:
+            raise Failed(REFUSED, f"{tensor.name}: boxes {boxes} at multiples of {granule} are wanted of shape {tensor.shape}")
+        return {"ignored": False, "granule": granule, "boxes": boxes}
 
     def unwanted(self, entry):
         """Why an entry may not be sent; None when the ranks want all of it, or all drop it."""
@@ -493,7 +501,10 @@ def main():
             update.abort(str(failed))
         print(f"python_sender: {failed}", file=sys.stderr)
         return failed.code
-    except (OSError, ValueError, KeyError, struct.error) as error:
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, struct.error) as error:
+        # A file or a message that is not what it should be. Ranks hear of it now, not when the connection ends.
+        if update is not None:
+            update.abort(str(error))
         print(f"python_sender: {options.checkpoint}: {error}", file=sys.stderr)
         return REFUSED
     proven = all(receipt["proven"] for receipt in receipts)

@@ -19,8 +19,8 @@ constexpr std::int64_t kGatherBytes = 16 << 10;
 // A fused copy is worth its call from here on.
 constexpr std::int64_t kFusedRunMin = 64;
 // From here on what is packed goes around the caches: nobody reads it before a whole bucket is full, and a store into the cache first reads
-// what it overwrites (8 GB/s instead of 13).
-constexpr std::int64_t kStreamBytesMin = 64 << 10;
+// what it overwrites (8 GB/s instead of 13; for tensors of 4 KiB a third less time, the fence of each included).
+constexpr std::int64_t kStreamBytesMin = 4 << 10;
 
 std::uint64_t absorb(std::uint64_t hash, std::uint64_t value) noexcept {
   return splitmix(hash ^ value);

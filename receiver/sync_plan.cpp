@@ -422,10 +422,10 @@ Status SyncPlan::append_jobs(const PlanTensor& tensor, const Box& box, const std
   for (std::uint32_t p = 0; p < rule.placements.size(); ++p) {
     const Placement& placement = rule.placements[p];
     if (!placement.box.contains(box)) continue;
-    StridedCopy copy;
-    if (strides.empty() && box == placement.box) {
-      copy = geometry.packed[p];
-    } else {
+    // A nest is some hundred bytes long: the usual one is copied into its job and nowhere else.
+    const StridedCopy* copy = &geometry.packed[p];
+    StridedCopy made;
+    if (!strides.empty() || box != placement.box) {
       std::vector<std::int64_t> steps(strides.begin(), strides.end());
       if (strides.empty()) {
         steps = packed_strides(box.shape(), geometry.source.elem_bytes);
@@ -436,14 +436,17 @@ Status SyncPlan::append_jobs(const PlanTensor& tensor, const Box& box, const std
       }
       Result<StridedCopy> cut = slice(placement.copy, geometry.source, box, 0, steps);
       if (!cut.ok()) return cut.status();
-      copy = std::move(cut).value();
+      made = std::move(cut).value();
+      copy = &made;
     }
-    if (!tensor.cast.none()) copy = with_cast_source(std::move(copy), tensor.cast);
-    const std::int64_t slot_0 = copy.dst_offset;
+    if (!tensor.cast.none()) {
+      made = with_cast_source(*copy, tensor.cast);
+      copy = &made;
+    }
     for (const std::int32_t slot : tensor.slots) {
-      copy.dst_offset = slot_0 + slot * placement.slot_stride;
       jobs.push_back({tensor.rule * kPlacementsMax + p, tensor.expert >= 0,
-                      CopyJob{copy, source, geometry_->storage(placement.storage), 0, tensor.cast}});
+                      CopyJob{*copy, source, geometry_->storage(placement.storage), 0, tensor.cast}});
+      jobs.back().job.copy.dst_offset += slot * placement.slot_stride;
     }
   }
   if (jobs.size() == before) return Status(Code::kInvalidArgument, fmt::format("box {} lies in no wanted region", to_string(box)));

@@ -6,23 +6,27 @@ namespace headrace {
 namespace {
 
 /// Bytes from an extent's offset to the end of its last element; nullopt when that is no number or the strides are odd.
-std::optional<std::int64_t> extent_reach(const Shape& shape, std::int64_t elem_bytes, std::span<const std::int64_t> strides) {
+std::optional<std::int64_t> extent_reach(const Box& box, std::int64_t elem_bytes, std::span<const std::int64_t> strides) {
   std::int64_t reach = elem_bytes;
-  for (std::size_t d = 0; d < shape.size(); ++d) {
+  for (std::size_t d = 0; d < box.rank(); ++d) {
     std::int64_t step = 0;
-    if (strides[d] < 0 || __builtin_mul_overflow(shape[d] - 1, strides[d], &step) || __builtin_add_overflow(reach, step, &reach))
+    if (strides[d] < 0 || __builtin_mul_overflow(box.hi[d] - box.lo[d] - 1, strides[d], &step) ||
+        __builtin_add_overflow(reach, step, &reach))
       return std::nullopt;
   }
   return reach;
 }
 
-Status check_extent_bytes(const wire::Extent& extent, const Shape& shape, std::int64_t elem_bytes, std::span<const std::byte> memory) {
-  if (!extent.strides.empty() && extent.strides.size() != shape.size()) {
-    return Status(Code::kInvalidArgument, fmt::format("{} strides for {} dimensions", extent.strides.size(), shape.size()));
+Status check_extent_bytes(const wire::Extent& extent, const Box& box, std::int64_t elem_bytes, std::span<const std::byte> memory) {
+  if (!extent.strides.empty() && extent.strides.size() != box.rank()) {
+    return Status(Code::kInvalidArgument, fmt::format("{} strides for {} dimensions", extent.strides.size(), box.rank()));
   }
-  const auto strides = extent.strides.empty() ? packed_strides(shape, elem_bytes) : extent.strides;
-  const auto reach = extent_reach(shape, elem_bytes, strides);
-  if (!reach) return Status(Code::kInvalidArgument, fmt::format("strides {} of box shape {}", to_string(extent.strides), to_string(shape)));
+  // Packed bytes end where there are no more elements.
+  const std::optional<std::int64_t> reach =
+      extent.strides.empty() ? box.elements() * elem_bytes : extent_reach(box, elem_bytes, extent.strides);
+  if (!reach) {
+    return Status(Code::kInvalidArgument, fmt::format("strides {} of box shape {}", to_string(extent.strides), to_string(box.shape())));
+  }
   const auto size = static_cast<std::int64_t>(memory.size());
   if (extent.offset < 0 || extent.offset > size || *reach > size - extent.offset) {
     return Status(Code::kInvalidArgument, fmt::format("bytes [{}, {}+{}) of a memory of {}", extent.offset, extent.offset, *reach, size));
@@ -58,28 +62,36 @@ Status UpdateSession::check_bucket(SessionSender& sender, const wire::Bucket& bu
   }
   const std::uint32_t s = index_of(sender);
   const auto entries = plan->entries(s);
+  work.jobs.reserve(bucket.extents.size());
+  // Extents of one bucket mostly lie in one memory, which is looked up once.
+  Result<std::span<const std::byte>> memory = std::span<const std::byte>();
+  std::optional<MemoryId> resolved;
   for (const wire::Extent& extent : bucket.extents) {
     if (extent.entry >= entries.size()) {
       return Status(Code::kInvalidArgument, fmt::format("entry {} of a manifest of {}", extent.entry, entries.size()));
     }
     const PlanEntry& entry = entries[extent.entry];
-    failure.name = plan->entry(s, extent.entry).name;
-    if (entry.tensor < 0) return Status(Code::kInvalidArgument, fmt::format("{}: this rank wants nothing of it", failure.name));
+    const auto within = [&](const Status& status) {
+      failure.name = plan->entry(s, extent.entry).name;
+      return Status(status.code(), fmt::format("{}: {}", failure.name, status.message()));
+    };
+    const auto refused = [&](std::string why) { return within(Status(Code::kInvalidArgument, std::move(why))); };
+    if (entry.tensor < 0) return refused("this rank wants nothing of it");
     if (!extent.box && entry.wanted.size() != 1) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("{}: an extent without a box, {} boxes are wanted", failure.name, entry.wanted.size()));
+      return refused(fmt::format("an extent without a box, {} boxes are wanted", entry.wanted.size()));
     }
     const Box& box = extent.box ? *extent.box : entry.wanted.front();
     const PlanTensor& tensor = plan->tensors()[static_cast<std::size_t>(entry.tensor)];
     const TensorGeometry& source = plan->geometry().of(tensor.rule).source;
     if (!box_fits(box, source.shape)) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("{}: box {} does not lie in shape {}", failure.name, to_string(box), to_string(source.shape)));
+      return refused(fmt::format("box {} does not lie in shape {}", to_string(box), to_string(source.shape)));
     }
-    const auto within = [&](const Status& status) { return Status(status.code(), fmt::format("{}: {}", failure.name, status.message())); };
-    Result<std::span<const std::byte>> memory = resolve(extent.memory);
-    if (!memory.ok()) return within(memory.status());
-    if (Status status = check_extent_bytes(extent, box.shape(), tensor.elem_bytes, memory.value()); !status.ok()) return within(status);
+    if (resolved != extent.memory) {
+      memory = resolve(extent.memory);
+      if (!memory.ok()) return within(memory.status());
+      resolved = extent.memory;
+    }
+    if (Status status = check_extent_bytes(extent, box, tensor.elem_bytes, memory.value()); !status.ok()) return within(status);
     if (Status status = coverage->add(s, extent.entry, box); !status.ok()) return within(status);
     const auto t = static_cast<std::uint32_t>(entry.tensor);
     if (Status status = append_work(*plan, t, box, memory.value().data() + extent.offset, extent.strides, work); !status.ok())
@@ -88,7 +100,6 @@ Status UpdateSession::check_bucket(SessionSender& sender, const wire::Bucket& bu
   }
   ++sender.buckets;
   ++receipt.buckets;
-  failure.name.clear();
   return ok_status();
 }
 

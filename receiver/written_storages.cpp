@@ -2,7 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <string_view>
+#include <unordered_map>
 
 namespace headrace {
 
@@ -11,11 +12,11 @@ WrittenStorages::WrittenStorages(const WeightIndex& index, const PlanGeometry& g
   const std::vector<StorageSpec>& storages = index.layout().storages;
   needed_by_.resize(storages.size());
   written_.resize(storages.size());
+  std::unordered_map<std::string_view, std::uint32_t> by_name;  // of those before; the first of a name
   for (std::uint32_t s = 0; s < storages.size(); ++s) {
-    const auto shared =
-        std::find_if(storages.begin(), storages.end(), [&](const StorageSpec& spec) { return spec.name == storages[s].alias_of; });
-    memory_.push_back(
-        storages[s].alias_of.empty() || shared == storages.end() ? s : memory_.at(static_cast<std::size_t>(shared - storages.begin())));
+    const auto shared = by_name.find(storages[s].alias_of);
+    memory_.push_back(shared == by_name.end() ? s : memory_[shared->second]);
+    by_name.try_emplace(storages[s].name, s);
   }
   for (const WeightIndex::Needed& needed : index.needed(index.scopes())) {
     if (geometry.of(needed.rule).wanted_bytes == 0 || matches_any(optional_names, needed.name)) continue;

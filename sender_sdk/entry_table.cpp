@@ -63,7 +63,8 @@ bool EntryTable::same_as(std::span<const SenderEntry> entries) const {
                     });
 }
 
-std::optional<std::uint32_t> EntryTable::find(std::string_view name) const {
+std::optional<std::uint32_t> EntryTable::find(std::string_view name, std::size_t expected) const {
+  if (expected < entries_.size() && entries_[expected].name == name) return static_cast<std::uint32_t>(expected);
   const auto found = by_name_.find(name);
   if (found == by_name_.end()) return std::nullopt;
   return found->second;

@@ -28,7 +28,8 @@ class EntryTable {
   const std::vector<std::byte>& encoded() const noexcept { return encoded_; }
   const Digest& digest() const noexcept { return digest_; }
   TensorKey key(std::size_t entry) const noexcept { return keys_[entry]; }
-  std::optional<std::uint32_t> find(std::string_view name) const;
+  /// The entry of this name. Tensors mostly come in the order of their entries, so `expected` is looked at before the table of names.
+  std::optional<std::uint32_t> find(std::string_view name, std::size_t expected = 0) const;
   /// Bytes of all entries.
   std::uint64_t bytes() const noexcept { return bytes_; }
 

@@ -4,12 +4,16 @@
 #include <array>
 #include <vector>
 
+#include "core/wire/limits.h"
+
 namespace headrace {
 namespace {
 
 constexpr std::int64_t kBytesPerPartMin = 256 << 10;  // less is not worth a hand-over between threads
 constexpr std::int64_t kPartsPerThread = 4;
 constexpr std::int64_t kRunPartAlignment = 4096;  // a fingerprint block
+
+static_assert(limits::kDimsMax <= kCopyDimsMax, "the dimensions of any entry fit one nest");
 
 struct PackLoop {
   std::int64_t count = 1;
@@ -54,36 +58,41 @@ std::int64_t parts_for(const PackNests& nests, std::size_t threads) {
 }  // namespace
 
 PackNests make_pack_nests(const CellSource& source) {
-  const std::size_t rank = source.shape.size();
-  const Shape extents = source.box->shape();
-  const std::vector<std::int64_t> packed = packed_strides(extents, source.elem_bytes);
-  const std::vector<std::int64_t> tensor = packed_strides(source.shape, source.elem_bytes);
-  std::vector<PackLoop> loops;
-  std::int64_t tensor_offset = 0;
-  for (std::size_t d = 0; d < rank; ++d) {
-    tensor_offset += source.box->lo[d] * tensor[d];
-    if (extents[d] != 1) loops.push_back({extents[d], source.strides[d], packed[d], tensor[d]});
-  }
+  // From the innermost dimension outwards; what lies in one piece on every side becomes the run. Nothing is allocated: this is done for
+  // each of perhaps a hundred thousand small tensors.
+  std::array<PackLoop, kCopyDimsMax> loops;
+  std::size_t count = 0;
   std::int64_t run = source.elem_bytes;
-  while (!loops.empty() && loops.back().memory == run && loops.back().packed == run && loops.back().tensor == run) {
-    run *= loops.back().count;
-    loops.pop_back();
+  std::int64_t packed = source.elem_bytes;
+  std::int64_t tensor = source.elem_bytes;
+  std::int64_t tensor_offset = 0;
+  for (std::size_t d = source.shape.size(); d-- > 0;) {
+    const std::int64_t extent = source.box->hi[d] - source.box->lo[d];
+    tensor_offset += source.box->lo[d] * tensor;
+    if (extent != 1) {
+      if (count == 0 && source.strides[d] == run && packed == run && tensor == run) {
+        run *= extent;
+      } else {
+        loops[count++] = {extent, source.strides[d], packed, tensor};
+      }
+    }
+    packed *= extent;
+    tensor *= source.shape[d];
   }
-  std::array<CopyDim, kCopyDimsMax> copy_dims{};
-  std::array<CopyDim, kCopyDimsMax> tensor_dims{};
-  for (std::size_t i = 0; i < loops.size(); ++i) {
-    copy_dims[i] = {loops[i].count, loops[i].memory, loops[i].packed};
-    tensor_dims[i] = {loops[i].count, loops[i].memory, loops[i].tensor};
+  PackNests nests{StridedCopy::flat(0, 0, run), StridedCopy::flat(0, tensor_offset, run)};
+  nests.copy.dim_count = nests.tensor_offsets.dim_count = static_cast<std::uint8_t>(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const PackLoop& loop = loops[count - 1 - i];
+    nests.copy.dims[i] = {loop.count, loop.memory, loop.packed};
+    nests.tensor_offsets.dims[i] = {loop.count, loop.memory, loop.tensor};
   }
-  return {StridedCopy::make(0, 0, run, std::span(copy_dims).first(loops.size())),
-          StridedCopy::make(0, tensor_offset, run, std::span(tensor_dims).first(loops.size()))};
+  return nests;
 }
 
 bool readable_in_place(const CellSource& source) {
-  const Shape extents = source.box->shape();
   std::int64_t innermost = source.elem_bytes;  // of a single element
-  for (std::size_t d = 0; d < extents.size(); ++d) {
-    if (extents[d] == 1) continue;
+  for (std::size_t d = 0; d < source.box->rank(); ++d) {
+    if (source.box->hi[d] - source.box->lo[d] == 1) continue;
     if (source.strides[d] == 0) return false;
     innermost = source.strides[d];
   }

@@ -83,6 +83,7 @@ void SenderImpl::begin_update(const UpdateOptions& options) {
     for (Answer& answer : answers_) answer.committed = false;
   }
   added_.assign(entries_.entries().size(), false);
+  next_entry_ = 0;
   phases_ = {};
   transfer_started_ = false;
   opened_ns_ = environment_.clock->now_ns();

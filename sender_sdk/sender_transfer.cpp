@@ -18,11 +18,12 @@ const std::byte* at(const std::byte* data, const Box& from, const Box& box, std:
 }
 
 /// Bytes from the first to behind the last element of a view.
-std::optional<std::int64_t> reach_of(const Shape& extents, std::span<const std::int64_t> strides, std::int64_t elem_bytes) {
+std::optional<std::int64_t> reach_of(const Box& box, std::span<const std::int64_t> strides, std::int64_t elem_bytes) {
   std::int64_t reach = elem_bytes;
-  for (std::size_t d = 0; d < extents.size(); ++d) {
+  for (std::size_t d = 0; d < box.rank(); ++d) {
     std::int64_t step = 0;
-    if (__builtin_mul_overflow(extents[d] - 1, strides[d], &step) || __builtin_add_overflow(reach, step, &reach)) return std::nullopt;
+    if (__builtin_mul_overflow(box.hi[d] - box.lo[d] - 1, strides[d], &step) || __builtin_add_overflow(reach, step, &reach))
+      return std::nullopt;
   }
   return reach;
 }
@@ -35,7 +36,7 @@ Result<SenderImpl::Job> SenderImpl::admit(std::string_view name, const TensorVie
     HEADRACE_RETURN_IF_ERROR(outcome());
     if (phase_ != Phase::kTransfer) return Status(Code::kFailedPrecondition, "add: the update does not take tensors now");
   }
-  const auto entry = entries_.find(name);
+  const auto entry = entries_.find(name, next_entry_);
   if (!entry) return Status(Code::kInvalidArgument, fmt::format("add: tensor {} is not an entry of this update", name));
   if (added_[*entry]) return Status(Code::kInvalidArgument, fmt::format("add: tensor {} has been added already", name));
   const wire::ManifestEntry& known = entries_.entries()[*entry];
@@ -44,6 +45,7 @@ Result<SenderImpl::Job> SenderImpl::admit(std::string_view name, const TensorVie
   HEADRACE_RETURN_IF_ERROR(check_view(*entry, job));
   if (!transfer_started_) phase_ns_ = environment_.clock->now_ns();
   transfer_started_ = true;
+  next_entry_ = std::size_t{*entry} + 1;
   return job;
 }
 
@@ -60,7 +62,7 @@ Status SenderImpl::check_view(std::uint32_t entry, const Job& job) const {
   if (std::any_of(job.strides.begin(), job.strides.end(), [](std::int64_t stride) { return stride < 0; })) {
     return refused(fmt::format("strides {}: negative ones are not supported", to_string(job.strides)));
   }
-  if (!reach_of(known.box.shape(), job.strides, dtype_bytes(known.dtype))) {
+  if (!reach_of(known.box, job.strides, dtype_bytes(known.dtype))) {
     return refused(fmt::format("strides {} reach beyond any memory", to_string(job.strides)));
   }
   return ok_status();
@@ -132,7 +134,7 @@ void SenderImpl::run_packing_thread() {
 
 const SenderImpl::Registered* SenderImpl::registered_at(const Job& job) const {
   const wire::ManifestEntry& entry = entries_.entries()[job.entry];
-  const std::int64_t reach = *reach_of(entry.box.shape(), job.strides, dtype_bytes(entry.dtype));
+  const std::int64_t reach = *reach_of(entry.box, job.strides, dtype_bytes(entry.dtype));
   for (const Registered& each : registered_) {
     const std::byte* end = each.bytes.data() + each.bytes.size();
     if (job.data < each.bytes.data() || job.data >= end) continue;
@@ -159,16 +161,15 @@ Status SenderImpl::pack(const Job& job) {
 }
 
 Status SenderImpl::pack_cell(const Job& job, const CellSource& source, const Cell& cell) {
-  const Shape extents = cell.box.shape();
   const std::int64_t bytes = cell.box.elements() * source.elem_bytes;
   HEADRACE_RETURN_IF_ERROR(make_room(bytes));
   const Registered* registered = readable_in_place(source) ? registered_at(job) : nullptr;
   if (registered != nullptr) {
     // A dimension of one element has no step; the packed one is as good as any and lets packed cells be recognised.
-    const std::vector<std::int64_t> packed = packed_strides(extents, source.elem_bytes);
+    const std::vector<std::int64_t> packed = packed_strides(cell.box.shape(), source.elem_bytes);
     std::vector<std::int64_t> strides = job.strides;
     for (std::size_t d = 0; d < strides.size(); ++d) {
-      if (extents[d] == 1) strides[d] = packed[d];
+      if (cell.box.hi[d] - cell.box.lo[d] == 1) strides[d] = packed[d];
     }
     if (strides == packed) strides.clear();
     const FingerprintSum sum = packer_.sum(source);

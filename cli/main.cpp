@@ -31,7 +31,7 @@ void add_model(CLI::App& verb, ModelOptions& model) {
       ->capture_default_str();
   verb.add_option("--layout", model.layout, "how ranks divide the model: ep4, tp2, tp2,ep4")->capture_default_str();
   verb.add_option("--redundant-experts", model.redundant_experts, "physical experts beyond the logical ones, over all ranks")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, 1 << 18))
       ->capture_default_str();
   verb.add_option("--scope", model.scopes, "models that the engine holds: target, draft, vision")->capture_default_str();
   verb.add_option("--dtype", model.dtype, "what floating-point tensors are kept as: auto (as the checkpoint has them), f32, f16, bf16")

@@ -12,9 +12,11 @@ namespace headrace {
 
 Result<ExpertMap> ExpertMap::initial(std::int32_t experts, std::int32_t redundant, std::int32_t rank, std::int32_t ranks) {
   const std::int64_t physical = std::int64_t{experts} + redundant;
-  if (experts <= 0 || redundant < 0 || ranks <= 0 || rank < 0 || rank >= ranks || physical > INT32_MAX) {
-    return Status(Code::kInvalidArgument, fmt::format("expert map of {} experts and {} redundant ones for rank {} of {}: out of range",
-                                                      experts, redundant, rank, ranks));
+  if (experts <= 0 || redundant < 0 || ranks <= 0 || rank < 0 || rank >= ranks || physical > kPhysicalMax) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("expert map of {} experts and {} redundant ones for rank {} of {}: out of range, a layer has "
+                              "at most {} physical ones",
+                              experts, redundant, rank, ranks, kPhysicalMax));
   }
   if (physical % ranks != 0) {
     return Status(Code::kInvalidArgument,
@@ -30,7 +32,7 @@ Result<ExpertMap> ExpertMap::initial(std::int32_t experts, std::int32_t redundan
 Result<ExpertMap> ExpertMap::from_physical(std::int32_t experts, std::vector<std::int32_t> physical, std::vector<std::int32_t> local) {
   const auto refused = [](std::string why) { return Status(Code::kInvalidArgument, "expert map: " + std::move(why)); };
   if (experts <= 0) return refused(fmt::format("{} experts", experts));
-  if (physical.size() > static_cast<std::size_t>(INT32_MAX)) return refused(fmt::format("{} physical slots", physical.size()));
+  if (std::cmp_greater(physical.size(), kPhysicalMax)) return refused(fmt::format("{} physical slots", physical.size()));
   std::vector<bool> held(static_cast<std::size_t>(experts), false);
   for (std::size_t p = 0; p < physical.size(); ++p) {
     if (physical[p] < 0 || physical[p] >= experts) {

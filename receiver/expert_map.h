@@ -14,9 +14,12 @@ namespace [[gnu::visibility("default")]] headrace {
 /// this rank's. A value.
 class ExpertMap {
  public:
+  /// Most physical slots of one layer: far above any engine, and a few MB of map.
+  static constexpr std::int64_t kPhysicalMax = std::int64_t{1} << 18;
+
   ExpertMap() = default;
   /// The map at load: physical expert p holds logical p % experts; rank r of `ranks` owns physical [r*n/ranks, (r+1)*n/ranks), n = experts
-  /// + redundant. kInvalidArgument unless n divides by ranks.
+  /// + redundant. kInvalidArgument unless n divides by ranks and is at most kPhysicalMax.
   static Result<ExpertMap> initial(std::int32_t experts, std::int32_t redundant, std::int32_t rank, std::int32_t ranks);
   /// physical[p] is the logical expert in physical slot p, over all ranks; local[s] the physical slot that is this rank's slot s.
   /// kInvalidArgument, with the numbers: an expert out of [0, experts), one that nobody holds, a local slot out of range or named twice.

@@ -38,7 +38,7 @@ struct MoeModel {
 struct ExpertTensors {
   MoeName name;
   const CheckpointTensor* tensor = nullptr;  // of the first expert seen
-  std::vector<bool> seen;
+  std::vector<std::int64_t> seen;            // experts, each once, since names are
 };
 
 struct MoeLayer {
@@ -68,7 +68,7 @@ class MoeWriter {
     if (new_layer) layers_.push_back({name.prefix, {}});
     const auto [found, added] = by_key_.try_emplace(name.prefix + name.suffix, layers_[layer->second].tensors.size());
     if (added) {
-      layers_[layer->second].tensors.push_back({name, &tensor, std::vector<bool>(static_cast<std::size_t>(model_.experts), false)});
+      layers_[layer->second].tensors.push_back({name, &tensor, {}});
     }
     ExpertTensors& all = layers_[layer->second].tensors[found->second];
     if (name.expert >= model_.experts) return refuse(tensor.name, fmt::format("config.json has {} experts", model_.experts));
@@ -76,12 +76,12 @@ class MoeWriter {
       return refuse(tensor.name, fmt::format("{} {}, {} is {} {}", dtype_name(tensor.dtype), to_string(tensor.shape), all.tensor->name,
                                              dtype_name(all.tensor->dtype), to_string(all.tensor->shape)));
     }
-    if (name.expert >= 0) all.seen[static_cast<std::size_t>(name.expert)] = true;
+    if (name.expert >= 0) all.seen.push_back(name.expert);
   }
 
   void write() {
     std::sort(layers_.begin(), layers_.end(), [](const MoeLayer& a, const MoeLayer& b) { return natural_less(a.prefix, b.prefix); });
-    for (const MoeLayer& layer : layers_) {
+    for (MoeLayer& layer : layers_) {
       check_whole(layer);
       if (writer_.status().ok()) write(layer);
     }
@@ -93,12 +93,14 @@ class MoeWriter {
     writer_.fail(Status(Code::kInvalidArgument, fmt::format("layout of {}: {}: {}", writer_.layout().family, what, message)));
   }
 
-  void check_whole(const MoeLayer& layer) {
-    for (const ExpertTensors& all : layer.tensors) {
+  void check_whole(MoeLayer& layer) {
+    for (ExpertTensors& all : layer.tensors) {
       if (all.name.expert < 0) continue;
-      const auto hole = std::find(all.seen.begin(), all.seen.end(), false);
-      if (hole != all.seen.end())
-        refuse(layer.prefix + "*." + all.name.suffix, fmt::format("expert {} of {} is missing", hole - all.seen.begin(), model_.experts));
+      std::sort(all.seen.begin(), all.seen.end());
+      std::int64_t next = 0;
+      for (const std::int64_t expert : all.seen) next += expert == next ? 1 : 0;
+      if (next != model_.experts)
+        refuse(layer.prefix + "*." + all.name.suffix, fmt::format("expert {} of {} is missing", next, model_.experts));
       if (std::find(kLeaves.begin(), kLeaves.end(), all.name.leaf) == kLeaves.end())
         refuse(all.tensor->name, fmt::format("no rule for {} of an expert", all.name.leaf));
     }
@@ -357,6 +359,10 @@ class MoeWriter {
 /// Which experts live on this rank. Linear: the first ranks get one more where it does not divide; round robin: turn by turn.
 Result<ExpertMap> place_experts(std::int32_t experts, const ModelRequest& request, bool round_robin) {
   const std::int32_t ep = request.parallel.ep;
+  if (experts > ExpertMap::kPhysicalMax) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("layout of fused_moe: {} experts, a layer has at most {}", experts, ExpertMap::kPhysicalMax));
+  }
   if (request.redundant_experts != 0) {
     if (!round_robin) return ExpertMap::initial(experts, request.redundant_experts, ep == 1 ? 0 : request.rank, ep);
     return Status(Code::kUnsupported,

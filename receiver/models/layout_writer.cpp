@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/check.h"
+#include "core/wire/limits.h"
 
 namespace headrace {
 namespace {
@@ -76,15 +77,36 @@ std::uint32_t LayoutWriter::storage(std::string name, Dtype dtype, Shape shape, 
 }
 
 std::uint32_t LayoutWriter::expert_map(const ExpertMap& map) {
-  layout_.experts.push_back(map);
+  physical_ += map.physical().size();
+  if (physical_ > limits::kManifestEntriesMax) {
+    fail(Status(Code::kInvalidArgument, fmt::format("layout of {}: more than {} physical experts in {} layers", layout_.family,
+                                                    limits::kManifestEntriesMax, layout_.experts.size() + 1)));
+  }
+  // Failed writers keep one map, since callers ask the layout for the one that they were given.
+  if (status_.ok() || layout_.experts.empty()) layout_.experts.push_back(map);
   return static_cast<std::uint32_t>(layout_.experts.size() - 1);
 }
 
+bool LayoutWriter::room(std::size_t count, std::string_view name) {
+  tensors_ += count;
+  if (tensors_ > limits::kManifestEntriesMax) {
+    fail(Status(Code::kInvalidArgument,
+                fmt::format("layout of {}: {}: more than {} tensors", layout_.family, name, limits::kManifestEntriesMax)));
+  }
+  return status_.ok();
+}
+
 void LayoutWriter::named(std::string name, TensorRule rule) {
+  if (!room(1, name)) return;
+  if (dtype_bits(rule.dtypes.front()) % 8 != 0) {
+    return fail(Status(Code::kUnsupported, fmt::format("layout of {}: {}: elements of {} are no whole bytes", layout_.family, name,
+                                                       dtype_name(rule.dtypes.front()))));
+  }
   layout_.named.push_back({.name = std::move(name), .rule = std::move(rule)});
 }
 
 void LayoutWriter::expert(std::uint32_t map, std::string prefix, std::string suffix, TensorRule rule) {
+  if (!room(static_cast<std::size_t>(layout_.experts[map].experts()), prefix)) return;
   layout_.expert_rules.push_back({.prefix = std::move(prefix), .suffix = std::move(suffix), .rule = std::move(rule), .map = map});
 }
 

@@ -14,7 +14,8 @@
 namespace headrace {
 
 /// Writes down the storages, rules and constants of one rank: what every family builds its answer with. The first failure sticks and is
-/// what finish() returns, so that a family reads as a list of tensors. One thread.
+/// what finish() returns, so that a family reads as a list of tensors. What config.json claims costs little before it is checked: a layout
+/// of more tensors than one manifest may name, or of more physical experts, fails, and nothing more is kept then. One thread.
 class LayoutWriter {
  public:
   /// `family` names the layout in errors and in the result.
@@ -33,7 +34,7 @@ class LayoutWriter {
   /// A storage of this rank, contiguous unless `strides` (elements) say otherwise. `scope` is the model that owns it.
   std::uint32_t storage(std::string name, Dtype dtype, Shape shape, std::string_view scope = "target",
                         std::vector<std::int64_t> strides = {});
-  /// Index of a map for the next MoE layer.
+  /// Index of a map for the next MoE layer. The last one's once something has failed.
   std::uint32_t expert_map(const ExpertMap& map);
 
   void named(std::string name, TensorRule rule);
@@ -45,7 +46,12 @@ class LayoutWriter {
   Result<ModelLayout> finish() &&;
 
  private:
+  /// Whether `count` more tensors may still be kept.
+  bool room(std::size_t count, std::string_view name);
+
   ModelLayout layout_;
+  std::size_t tensors_ = 0;
+  std::size_t physical_ = 0;  // slots, over the layers' maps
   std::optional<Dtype> dtype_;
   Status status_;
 };

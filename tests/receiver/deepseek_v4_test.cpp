@@ -325,6 +325,27 @@ TEST(DeepseekV4, NamesTheConfigKeyThatIsMissingOrOdd) {
   EXPECT_NE(message("\"vocab_size\":129280", "\"vocab_size\":null").find("vocab_size is of kind null"), std::string::npos);
 }
 
+// A few bytes of config.json must not cost gigabytes of names and maps.
+TEST(DeepseekV4, RefusesMoreTensorsThanOneManifestMayName) {
+  const std::string tiny = testing::v41_tiny_config(128, 128, 4);
+  const auto experts = [&](int count, std::int32_t redundant) {
+    ModelRequest request;
+    request.redundant_experts = redundant;
+    const std::string config = replaced(tiny, "\"n_routed_experts\":4", "\"n_routed_experts\":" + std::to_string(count));
+    return build_deepseek_v4(request, testing::json(config)).status();
+  };
+  EXPECT_TRUE(experts(65536, 0).ok()) << experts(65536, 0).to_string();
+  EXPECT_NE(experts(65536, 1 << 18).message().find("out of range"), std::string::npos) << experts(65536, 1 << 18).to_string();
+  std::string deep = replaced(tiny, "\"n_routed_experts\":4", "\"n_routed_experts\":65536");
+  deep = replaced(deep, "\"num_hidden_layers\":1", "\"num_hidden_layers\":40");
+  std::string ratios = "\"compress_ratios\":[";
+  for (int l = 0; l < 40; ++l) ratios += "0,";
+  deep = replaced(deep, "\"compress_ratios\":[", ratios);
+  const Status many = build_deepseek_v4({}, testing::json(deep)).status();
+  EXPECT_EQ(many.code(), Code::kInvalidArgument);
+  EXPECT_NE(many.message().find("more than 2097152 tensors"), std::string::npos) << many.to_string();
+}
+
 TEST(DeepseekV4, ConvertsNothing) {
   ModelRequest request;
   request.dtype = Dtype::kBF16;

@@ -62,6 +62,8 @@ TEST(Dense, RefusesWhatItCannotHold) {
   EXPECT_NE(build_dense({}, nullptr, twice).status().message().find("a is there twice"), std::string::npos);
   const std::vector<CheckpointTensor> half{tensor("a", Dtype::kF4, {3})};
   EXPECT_EQ(build_dense({}, nullptr, half).status().code(), Code::kInvalidArgument);
+  const std::vector<CheckpointTensor> halves{tensor("a", Dtype::kF4, {4})};
+  EXPECT_EQ(build_dense({}, nullptr, halves).status().code(), Code::kUnsupported);
   const std::vector<CheckpointTensor> nothing{tensor("a", Dtype::kF32, {0})};
   EXPECT_FALSE(build_dense({}, nullptr, nothing).ok());
   EXPECT_FALSE(build_dense({}, nullptr, {}).ok());

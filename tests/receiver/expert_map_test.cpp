@@ -79,6 +79,7 @@ TEST(ExpertMap, RefusesNumbersOutOfRange) {
   EXPECT_FALSE(ExpertMap::initial(4, 0, -1, 4).ok());
   EXPECT_FALSE(ExpertMap::initial(4, 0, 0, 0).ok());
   EXPECT_FALSE(ExpertMap::initial(INT32_MAX, INT32_MAX, 0, 1).ok());
+  EXPECT_NE(refusal(ExpertMap::initial(8, ExpertMap::kPhysicalMax, 0, 8)).find("262144"), std::string::npos);
   EXPECT_FALSE(ExpertMap::from_physical(0, {}, {}).ok());
   EXPECT_NE(refusal(ExpertMap::from_physical(2, {0, 1}, {2})).find("local slot 2"), std::string::npos);
   EXPECT_NE(refusal(ExpertMap::from_physical(2, {0, 1}, {1, 1})).find("named twice"), std::string::npos);

@@ -320,6 +320,8 @@ TEST(FusedMoe, RefusesExpertsThatAreNotAllThereOrNotAlike) {
   checkpoint = moe_checkpoint({.experts = 5});
   checkpoint.config = moe_checkpoint({}).config;
   expect_refused(checkpoint, {}, "config.json has 4 experts");
+  checkpoint.config.replace(checkpoint.config.find("experts\":4"), 10, "experts\":16777216");
+  expect_refused(checkpoint, {}, "16777216 experts, a layer has at most 262144");
   checkpoint = moe_checkpoint({.layers = 2, .dense = false});
   checkpoint.config = moe_checkpoint({}).config;
   expect_refused(checkpoint, {}, "model.layers.1.mlp.experts.0.gate_proj.weight: config.json has 1 layers");

@@ -6,108 +6,48 @@
 #include <algorithm>
 #include <utility>
 
+#include "receiver/models/config_reader.h"
+
 namespace headrace {
 namespace {
 
-// Far above any model, and low enough that the bytes of two sizes and the shared experts' width stay in 64 bits.
-constexpr std::int64_t kSizeMax = 1 << 24;
+// Far above any model; the shared experts' width, with the bytes of two sizes, stays in 64 bits.
 constexpr std::int64_t kLayersMax = 4096;
 constexpr std::int64_t kExpertsMax = 1 << 16;
 constexpr std::int64_t kSharedExpertsMax = 1 << 10;
 
-/// Looks a key up in one part of the model (the text's, unless said otherwise) first, then at the top. The first failure sticks; later
-/// answers are then meaningless.
-class ConfigReader {
- public:
-  explicit ConfigReader(const JsonValue& root) : ConfigReader(root, "text_config") {}
-  ConfigReader(const JsonValue& root, std::string_view part) : root_(&root), text_(root.find(part)) {}
-
-  const JsonValue* find(std::string_view key) const {
-    const JsonValue* found = text_ != nullptr ? text_->find(key) : nullptr;
-    return found != nullptr ? found : root_->find(key);
-  }
-
-  std::int64_t integer(std::string_view key, std::int64_t min, std::int64_t max) {
-    const JsonValue* value = find(key);
-    if (value == nullptr) return fail(fmt::format("{} is missing", key));
-    return checked(key, *value, min, max);
-  }
-  std::int64_t size(std::string_view key) { return integer(key, 1, kSizeMax); }
-
-  std::vector<std::int64_t> list(std::string_view key, std::int64_t min, std::int64_t max) {
-    const JsonValue* value = find(key);
-    if (value == nullptr) {
-      fail(fmt::format("{} is missing", key));
-      return {};
-    }
-    return checked_list(key, *value, min, max);
-  }
-  /// Absent means none.
-  std::vector<std::int64_t> optional_list(std::string_view key, std::int64_t min, std::int64_t max) {
-    const JsonValue* value = find(key);
-    return value == nullptr || value->is_null() ? std::vector<std::int64_t>{} : checked_list(key, *value, min, max);
-  }
-
-  std::vector<std::int64_t> checked_list(std::string_view key, const JsonValue& value, std::int64_t min, std::int64_t max) {
-    const JsonValue::Array* array = value.as_array();
-    if (array == nullptr) {
-      fail(fmt::format("{} is of kind {}, expected an array", key, value.kind()));
-      return {};
-    }
-    std::vector<std::int64_t> numbers;
-    for (const JsonValue& item : *array) numbers.push_back(checked(key, item, min, max));
-    return numbers;
-  }
-
-  std::int64_t fail(const std::string& reason, Code code = Code::kInvalidArgument) {
-    if (status_.ok()) status_ = Status(code, "config.json of a deepseek_v4 model: " + reason);
-    return 1;
-  }
-  const Status& status() const { return status_; }
-
- private:
-  std::int64_t checked(std::string_view key, const JsonValue& value, std::int64_t min, std::int64_t max) {
-    const auto number = value.as_int64();
-    if (!number) return fail(fmt::format("{} is of kind {}, expected an integer", key, value.kind()));
-    if (*number < min || *number > max) return fail(fmt::format("{} is {}, expected {} to {}", key, *number, min, max));
-    return *number;
-  }
-
-  const JsonValue* root_;
-  const JsonValue* text_;
-  Status status_;
-};
+constexpr const char* kModel = "deepseek_v4";
 
 void read_sizes(ConfigReader& reader, DeepseekV4Config& config) {
-  config.hidden = reader.size("hidden_size");
+  config.hidden = reader.size({"hidden_size"});
   config.layers = reader.integer("num_hidden_layers", 1, kLayersMax);
-  config.intermediate = reader.size("moe_intermediate_size");
+  config.intermediate = reader.size({"moe_intermediate_size"});
   config.experts = reader.integer("n_routed_experts", 1, kExpertsMax);
   config.experts_per_token = reader.integer("num_experts_per_tok", 1, config.experts);
   config.shared_experts = reader.integer("n_shared_experts", 1, kSharedExpertsMax);
-  config.vocab = reader.size("vocab_size");
-  config.heads = reader.size("num_attention_heads");
-  config.head_dim = reader.size("head_dim");
-  config.q_lora = reader.size("q_lora_rank");
-  config.o_lora = reader.size("o_lora_rank");
-  config.o_groups = reader.size("o_groups");
-  config.index_heads = reader.size("index_n_heads");
-  config.index_dim = reader.size("index_head_dim");
+  config.vocab = reader.size({"vocab_size"});
+  config.heads = reader.size({"num_attention_heads"});
+  config.head_dim = reader.size({"head_dim"});
+  config.q_lora = reader.size({"q_lora_rank"});
+  config.o_lora = reader.size({"o_lora_rank"});
+  config.o_groups = reader.size({"o_groups"});
+  config.index_heads = reader.size({"index_n_heads"});
+  config.index_dim = reader.size({"index_head_dim"});
   config.hc_mult = reader.integer("hc_mult", 1, 64);
 }
 
 void read_layer_lists(ConfigReader& reader, DeepseekV4Config& config) {
-  config.compress_ratios = reader.list("compress_ratios", 0, kSizeMax);
+  config.compress_ratios = reader.list("compress_ratios", 0, ConfigReader::kSizeMax);
   if (std::cmp_less(config.compress_ratios.size(), config.layers)) {
     reader.fail(fmt::format("compress_ratios has {} entries for num_hidden_layers {}", config.compress_ratios.size(), config.layers));
   }
   if (!config.v41) {
-    config.hash_layers = reader.find("num_hash_layers") == nullptr ? 0 : reader.integer("num_hash_layers", 0, config.layers);
+    config.hash_layers = reader.integer_or("num_hash_layers", 0, 0, config.layers);
     return;
   }
   config.kv_sources = reader.list("kv_source_layer_ids", 0, config.layers - 1);
   config.index_sources = reader.list("index_source_layer_ids", 0, config.layers - 1);
-  config.engram_layers = reader.optional_list("engram_layer_ids", 0, config.layers - 1);
+  config.engram_layers = reader.list_or_empty("engram_layer_ids", 0, config.layers - 1);
   if (config.engram_layers.empty()) return;
   // One hash column per head and n-gram size, sizes from 2 up.
   const std::int64_t ngram_sizes = reader.integer("engram_max_ngram_size", 2, 64) - 1;
@@ -150,16 +90,15 @@ void read_expert_format(ConfigReader& reader, const JsonValue& quantization, Dee
 void read_quantization(ConfigReader& reader, DeepseekV4Config& config) {
   const JsonValue* quantization = reader.find("quantization_config");
   if (quantization == nullptr) {
-    reader.fail("quantization_config is missing");
+    reader.fail("quantization_config is missing or null");
     return;
   }
-  const JsonValue* block = quantization->find("weight_block_size");
-  if (block == nullptr) {
-    reader.fail("quantization_config.weight_block_size is missing");
+  const std::vector<std::int64_t> sizes = reader.weight_block();
+  if (sizes.empty()) {
+    reader.fail("quantization_config.weight_block_size is missing or null");
     return;
   }
-  const auto sizes = reader.checked_list("quantization_config.weight_block_size", *block, 1, 1 << 16);
-  if (sizes.size() != 2 || sizes[0] != sizes[1]) {
+  if (sizes[0] != sizes[1]) {
     reader.fail("quantization_config.weight_block_size is no pair of equal sizes", Code::kUnsupported);
     return;
   }
@@ -199,7 +138,7 @@ bool is_deepseek_v4(std::string_view model_type) {
 }
 
 Result<DeepseekV4Config> read_deepseek_v4_config(const JsonValue& json) {
-  ConfigReader reader(json);
+  ConfigReader reader(json, kModel);
   const std::string type = model_type_of(json);
   if (!is_deepseek_v4(type)) {
     reader.fail(fmt::format("model_type is \"{}\", expected deepseek_v4 or deepseek_v41", type));
@@ -215,7 +154,7 @@ Result<DeepseekV4Config> read_deepseek_v4_config(const JsonValue& json) {
 }
 
 Result<DeepseekV4Draft> read_deepseek_v4_draft(const JsonValue& json) {
-  ConfigReader reader(json);
+  ConfigReader reader(json, kModel);
   if (model_type_of(json) == "deepseek_v4" || reader.find("dspark_target_layer_ids") == nullptr) {
     reader.fail("scope draft: a draft of DeepSeek-V4.1 (dspark_target_layer_ids) is what the family has", Code::kUnsupported);
     return reader.status();
@@ -223,9 +162,9 @@ Result<DeepseekV4Draft> read_deepseek_v4_draft(const JsonValue& json) {
   DeepseekV4Draft draft;
   draft.stages = reader.integer("num_nextn_predict_layers", 1, kLayersMax);
   draft.targets = std::ssize(reader.list("dspark_target_layer_ids", 0, kLayersMax));
-  draft.markov_rank = reader.size("dspark_markov_rank");
+  draft.markov_rank = reader.size({"dspark_markov_rank"});
   // 0 or absent: as many as the target has.
-  draft.experts = reader.find("dspark_n_routed_experts") == nullptr ? 0 : reader.integer("dspark_n_routed_experts", 0, kExpertsMax);
+  draft.experts = reader.integer_or("dspark_n_routed_experts", 0, 0, kExpertsMax);
   if (draft.experts == 0) draft.experts = reader.integer("n_routed_experts", 1, kExpertsMax);
   if (draft.targets == 0) reader.fail("dspark_target_layer_ids is empty");
   if (!reader.status().ok()) return reader.status();
@@ -233,15 +172,15 @@ Result<DeepseekV4Draft> read_deepseek_v4_draft(const JsonValue& json) {
 }
 
 Result<DeepseekV4Vision> read_deepseek_v4_vision(const JsonValue& json) {
-  ConfigReader reader(json, "vision_config");
+  ConfigReader reader(json, kModel, "vision_config");
   if (json.find("text_config") == nullptr || json.find("vision_config") == nullptr) {
     reader.fail("scope vision: there is no text_config beside a vision_config", Code::kUnsupported);
     return reader.status();
   }
   DeepseekV4Vision vision;
   vision.blocks = reader.integer("num_hidden_layers", 1, kLayersMax);
-  vision.width = reader.size("hidden_size");
-  vision.intermediate = reader.size("intermediate_size");
+  vision.width = reader.size({"hidden_size"});
+  vision.intermediate = reader.size({"intermediate_size"});
   vision.patch = reader.integer("patch_size", 1, 1 << 10);
   vision.downsample = reader.integer("downsample_ratio", 1, 1 << 10);
   if (!reader.status().ok()) return reader.status();

@@ -68,10 +68,6 @@ std::string joined(std::initializer_list<std::string_view> parts) {
   return name;
 }
 
-bool ends_with(const std::string& name, std::string_view end) {
-  return std::string_view(name).ends_with(end);
-}
-
 }  // namespace
 
 Bytes bfloat16_of(std::span<const std::uint8_t> floats) {
@@ -98,26 +94,26 @@ std::vector<ExpectedStorage> bert_storages(const CheckpointBytes& checkpoint, st
   const std::int64_t head_dim = config.at("hidden_size").get<std::int64_t>() / heads;
   std::vector<ExpectedStorage> storages;
   for (const auto& [name, tensor] : checkpoint.tensors()) {
-    if (ends_with(name, "position_ids")) continue;  // counted by the engine
+    if (name.ends_with("position_ids")) continue;  // counted by the engine
     const std::size_t dot = name.rfind('.');
     const std::string module = name.substr(0, dot);
     const std::string leaf = name.substr(dot);
     const std::int64_t rows = rows_of(tensor);
-    if (ends_with(module, "attention.self.key") || ends_with(module, "attention.self.value")) continue;  // with the queries
-    if (ends_with(module, "attention.self.query")) {
+    if (module.ends_with("attention.self.key") || module.ends_with("attention.self.value")) continue;  // with the queries
+    if (module.ends_with("attention.self.query")) {
       const std::string attention = module.substr(0, module.size() - std::string_view("query").size());
       std::vector<Share> shares;
       for (const char* part : {"query", "key", "value"})
         shares.push_back({&checkpoint.at(joined({attention, part, leaf})), false, head_share(heads, head_dim, tp, rank)});
       storages.push_back(stack(joined({attention, "qkv_proj", leaf}), shares, bfloat16));
-    } else if (ends_with(module, "intermediate.dense")) {
+    } else if (module.ends_with("intermediate.dense")) {
       storages.push_back(stack(name, {{&tensor, false, even_share(rows, tp, rank)}}, bfloat16));
-    } else if (ends_with(module, "output.dense") && leaf == ".weight") {
+    } else if (module.ends_with("output.dense") && leaf == ".weight") {
       const auto columns = static_cast<std::int64_t>(tensor.shape.at(1));
       storages.push_back(stack(name, {{&tensor, true, even_share(columns, tp, rank)}}, bfloat16));
-    } else if (ends_with(module, "_embeddings")) {
+    } else if (module.ends_with("_embeddings")) {
       storages.push_back(stack(name, {{&tensor, false, vocabulary_share(rows, tp, rank)}}, bfloat16));
-    } else if (ends_with(module, "LayerNorm") || ends_with(module, "pooler.dense") || ends_with(module, "output.dense")) {
+    } else if (module.ends_with("LayerNorm") || module.ends_with("pooler.dense") || module.ends_with("output.dense")) {
       storages.push_back(stack(name, {{&tensor, false, even_share(rows, 1, 0)}}, bfloat16));
     } else {
       throw std::runtime_error(name + " is no tensor of a BERT");

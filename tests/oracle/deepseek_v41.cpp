@@ -129,10 +129,6 @@ ExpectedStorage expert_storage(const CheckpointBytes& checkpoint, std::uint64_t 
   return storage;
 }
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 /// Replaces the first `from` by `to`; false when there is none.
 bool replace(std::string& text, const std::string& from, const std::string& to) {
   const std::size_t at = text.find(from);
@@ -234,10 +230,10 @@ Bytes l2_scale_slot(const OracleModel& m, View w2) {
 
 RuntimePlace runtime_place(const std::string& checkpoint_name) {
   std::string name = checkpoint_name;
-  if (ends_with(name, ".scale")) name.replace(name.size() - 5, 5, "weight_scale");
+  if (name.ends_with(".scale")) name.replace(name.size() - 5, 5, "weight_scale");
   replace(name, ".shared_experts.w2.", ".shared_experts.down_proj.");
   if (name.rfind("layers.", 0) == 0) name = "model." + name;
-  if (ends_with(name, ".ffn.gate.bias")) name.replace(name.size() - 4, 4, "e_score_correction_bias");
+  if (name.ends_with(".ffn.gate.bias")) name.replace(name.size() - 4, 4, "e_score_correction_bias");
   if (name == "embed.weight") name = "model.embed_tokens.weight";
   if (name == "norm.weight") name = "model.norm.weight";
   if (name == "head.weight") name = "lm_head.weight";
@@ -275,7 +271,7 @@ std::vector<ExpectedStorage> deepseek_v41_storages(const CheckpointBytes& checkp
   }
   for (const auto& [name, shards] : others) {
     storages.push_back(stacked_storage(name, shards));
-    if (ends_with(name, ".attn_sink")) pad_sinks(storages.back());
+    if (name.ends_with(".attn_sink")) pad_sinks(storages.back());
   }
   return storages;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 namespace headrace::testing {
 namespace {
@@ -111,12 +112,6 @@ void vision(Tensors& out) {
   bf16(out, "aligner.w2.weight", {5120, 5120});
   bf16(out, "aligner.w2.bias", {5120});
   for (const std::string name : {"image_start", "image_end", "image_newline"}) bf16(out, name, {5120});
-}
-
-void replace(std::string& text, const std::string& from, const std::string& to) {
-  const std::size_t at = text.find(from);
-  if (at == std::string::npos) throw std::runtime_error("config has no " + from);
-  text.replace(at, from.size(), to);
 }
 
 std::string repeated(const std::string& item, int count) {
@@ -278,23 +273,23 @@ std::string v41_config() {
 
 std::string v41_full_config() {
   std::string text = v41_config();
-  replace(text, "\"text_config\"",
-          R"("vision_config":{"num_hidden_layers":32,"hidden_size":1024,"num_attention_heads":16,"intermediate_size":2816,
+  text = replaced(std::move(text), "\"text_config\"",
+                  R"("vision_config":{"num_hidden_layers":32,"hidden_size":1024,"num_attention_heads":16,"intermediate_size":2816,
     "patch_size":14,"downsample_ratio":3},"text_config")");
   return text;
 }
 
 std::string v41_demo_config() {
   std::string text = v41_config();
-  replace(text, "\"hidden_size\":5120", "\"hidden_size\":256");
-  replace(text, "\"moe_intermediate_size\":2304", "\"moe_intermediate_size\":384");
-  replace(text, "\"num_attention_heads\":64", "\"num_attention_heads\":16");
-  replace(text, "\"q_lora_rank\":1280", "\"q_lora_rank\":32");
-  replace(text, "\"o_lora_rank\":1024", "\"o_lora_rank\":32");
-  replace(text, "\"o_groups\":8", "\"o_groups\":2");
-  replace(text, "\"index_n_heads\":32", "\"index_n_heads\":8");
-  replace(text, "\"vocab_size\":129280", "\"vocab_size\":4096");
-  replace(text, "\"engram_head_dim\":256", "\"engram_head_dim\":32");
+  text = replaced(std::move(text), "\"hidden_size\":5120", "\"hidden_size\":256");
+  text = replaced(std::move(text), "\"moe_intermediate_size\":2304", "\"moe_intermediate_size\":384");
+  text = replaced(std::move(text), "\"num_attention_heads\":64", "\"num_attention_heads\":16");
+  text = replaced(std::move(text), "\"q_lora_rank\":1280", "\"q_lora_rank\":32");
+  text = replaced(std::move(text), "\"o_lora_rank\":1024", "\"o_lora_rank\":32");
+  text = replaced(std::move(text), "\"o_groups\":8", "\"o_groups\":2");
+  text = replaced(std::move(text), "\"index_n_heads\":32", "\"index_n_heads\":8");
+  text = replaced(std::move(text), "\"vocab_size\":129280", "\"vocab_size\":4096");
+  text = replaced(std::move(text), "\"engram_head_dim\":256", "\"engram_head_dim\":32");
   return text;
 }
 
@@ -309,11 +304,17 @@ std::string v41_tiny_config(int hidden, int intermediate, int experts) {
 
 std::string v41_divided_config(int hidden, int intermediate, int experts) {
   std::string text = v41_tiny_config(hidden, intermediate, experts);
-  replace(text, "\"num_attention_heads\":2", "\"num_attention_heads\":32");
-  replace(text, "\"q_lora_rank\":32", "\"q_lora_rank\":128");
-  replace(text, "\"o_lora_rank\":32", "\"o_lora_rank\":128");
-  replace(text, "\"o_groups\":1", "\"o_groups\":8");
+  text = replaced(std::move(text), "\"num_attention_heads\":2", "\"num_attention_heads\":32");
+  text = replaced(std::move(text), "\"q_lora_rank\":32", "\"q_lora_rank\":128");
+  text = replaced(std::move(text), "\"o_lora_rank\":32", "\"o_lora_rank\":128");
+  text = replaced(std::move(text), "\"o_groups\":1", "\"o_groups\":8");
   return text;
+}
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  const std::size_t at = text.find(from);
+  if (at == std::string::npos) throw std::runtime_error("no " + from);
+  return text.replace(at, from.size(), to);
 }
 
 JsonValue json(std::string_view text) {

@@ -47,6 +47,8 @@ std::string v41_tiny_config(int hidden, int intermediate, int experts);
 /// The same with heads, groups and ranks of projections that 8 ranks divide, and that fill whole tiles of scales.
 std::string v41_divided_config(int hidden, int intermediate, int experts);
 
+/// With `to` for the first `from`; throws when there is none.
+std::string replaced(std::string text, const std::string& from, const std::string& to);
 JsonValue json(std::string_view text);
 
 }  // namespace headrace::testing

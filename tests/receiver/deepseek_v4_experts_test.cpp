@@ -12,14 +12,10 @@
 namespace headrace {
 namespace {
 
+using testing::replaced;
+
 using oracle::ExpertBytes;
 using oracle::ExpertWidths;
-
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
-  const std::size_t at = text.find(from);
-  if (at == std::string::npos) throw std::runtime_error("no " + from);
-  return text.replace(at, from.size(), to);
-}
 
 /// One small layer and how its experts are asked for.
 struct Case {

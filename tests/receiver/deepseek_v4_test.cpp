@@ -12,6 +12,8 @@
 namespace headrace {
 namespace {
 
+using testing::replaced;
+
 Result<ModelLayout> build(const std::string& config, const std::string& variant = "plain", std::int32_t ep = 1, std::int32_t rank = 0) {
   ModelRequest request;
   request.family = "deepseek_v4";
@@ -31,12 +33,6 @@ const TensorRule& named(const ModelLayout& layout, const std::string& name) {
   const auto found = std::find_if(layout.named.begin(), layout.named.end(), [&](const NamedRule& r) { return r.name == name; });
   if (found == layout.named.end()) throw std::runtime_error("no rule " + name);
   return found->rule;
-}
-
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
-  const std::size_t at = text.find(from);
-  if (at == std::string::npos) throw std::runtime_error("no " + from);
-  return text.replace(at, from.size(), to);
 }
 
 // --- What the family knows of ---

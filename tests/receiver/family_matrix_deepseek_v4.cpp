@@ -4,10 +4,6 @@
 namespace headrace::testing {
 namespace {
 
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
-  return text.replace(text.find(from), from.size(), to);
-}
-
 /// Experts of 384 rows have a rest of 512, those of 512 have none.
 Trial deepseek_v4_trial(const Combination& c) {
   Trial trial;

@@ -73,10 +73,6 @@ std::string sub_expert_scale(const std::string& text, const std::string& middle)
   return text;
 }
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 }  // namespace
 
 VllmLoader::VllmLoader(bool v41, int experts, std::set<std::string> params, Kind kind)
@@ -130,7 +126,7 @@ std::pair<bool, std::string> VllmLoader::map_draft(const std::string& name) cons
     if (rest.compare(0, whole.size(), whole) == 0) return {true, "draft.model." + rest};
   }
   std::string mapped = "draft.model.layers." + stage + "." + str_replace(rest, ".shared_experts.w2", ".shared_experts.down_proj");
-  if (ends_with(mapped, ".ffn.gate.bias")) mapped.replace(mapped.size() - 4, 4, "e_score_correction_bias");
+  if (mapped.ends_with(".ffn.gate.bias")) mapped.replace(mapped.size() - 4, 4, "e_score_correction_bias");
   return {true, mapped};
 }
 
@@ -138,7 +134,7 @@ std::pair<bool, std::string> VllmLoader::map_sglang(std::string name) const {
   for (const std::string& part : dropped_) {
     if (has(name, part)) return {false, ""};
   }
-  if (ends_with(name, ".scale") && !ends_with(name, "engram.embed.scale")) name = name.substr(0, name.size() - 5) + "weight_scale_inv";
+  if (name.ends_with(".scale") && !name.ends_with("engram.embed.scale")) name = name.substr(0, name.size() - 5) + "weight_scale_inv";
   for (const auto& [from, to] : prefixes_) {
     if (name.compare(0, from.size(), from) == 0) name.replace(0, from.size(), to);
   }
@@ -152,8 +148,8 @@ std::pair<bool, std::string> VllmLoader::map_sglang(std::string name) const {
                     {".w2.", ".down_proj."},
                     {".w3.", ".up_proj."}};
   for (const auto& [from, to] : parts) name = str_replace(name, from, to);
-  if (ends_with(name, "head.weight")) name = name.substr(0, name.size() - 11) + "lm_head.weight";
-  if (ends_with(name, "model.embed.weight")) name = name.substr(0, name.size() - 12) + "embed_tokens.weight";
+  if (name.ends_with("head.weight")) name = name.substr(0, name.size() - 11) + "lm_head.weight";
+  if (name.ends_with("model.embed.weight")) name = name.substr(0, name.size() - 12) + "embed_tokens.weight";
   return {true, name};
 }
 
@@ -172,7 +168,7 @@ std::pair<bool, std::string> VllmLoader::map(std::string name) const {
     if (name.compare(0, from.size(), from) == 0) name.replace(0, from.size(), to);
   }
   for (const auto& [from, to] : suffixes_) {
-    if (ends_with(name, from)) name.replace(name.size() - from.size(), from.size(), to);
+    if (name.ends_with(from)) name.replace(name.size() - from.size(), from.size(), to);
   }
   return {true, name};
 }

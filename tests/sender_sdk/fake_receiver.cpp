@@ -323,13 +323,6 @@ Arrived FakeReceiver::arrived(const std::string& name) const {
   return found == arrived_.end() ? Arrived{} : found->second;
 }
 
-std::vector<std::string> FakeReceiver::arrived_names() const {
-  const std::lock_guard lock(mutex_);
-  std::vector<std::string> names;
-  for (const auto& [name, arrived] : arrived_) names.push_back(name);
-  return names;
-}
-
 std::uint64_t FakeReceiver::attached_bytes() const {
   const std::lock_guard lock(mutex_);
   return attached_bytes_;

@@ -73,7 +73,6 @@ class FakeReceiver {
   std::optional<wire::Message> last(wire::MessageType type) const;
   std::vector<wire::Message> all(wire::MessageType type) const;
   Arrived arrived(const std::string& name) const;
-  std::vector<std::string> arrived_names() const;
   std::uint64_t attached_bytes() const;
   std::uint64_t attachment_bytes() const;
   std::size_t unanswered_max() const;

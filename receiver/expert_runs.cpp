@@ -161,7 +161,10 @@ void ExpertRuns::divide_by_destination(const Open& open) {
 void ExpertRuns::divide_by_source(const Open& open) {
   const auto source = [&](std::uint32_t j) { return address(open.jobs[j].src, open.jobs[j].copy.src_offset); };
   source_order_ = by_destination_.jobs;
-  std::stable_sort(source_order_.begin(), source_order_.end(), [&](std::uint32_t a, std::uint32_t b) { return source(a) < source(b); });
+  // Copies of one source, to replicas, in the order of what they write.
+  std::sort(source_order_.begin(), source_order_.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return source(a) != source(b) ? source(a) < source(b) : before(open.jobs[a], open.jobs[b]);
+  });
   taken_.assign(open.used, false);
   auto& [jobs, ends] = by_source_;
   jobs.clear();

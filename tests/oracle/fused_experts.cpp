@@ -20,7 +20,7 @@ std::int64_t unit_of(const ExpertMatrix& matrix, const ExpertShare& share) {
 
 }  // namespace
 
-std::vector<std::uint8_t> fused_experts(const ExpertMatrix& matrix, const ExpertShare& share, const ExpertBytes& bytes) {
+std::vector<std::uint8_t> fused_experts(const ExpertMatrix& matrix, const ExpertShare& share, const ExpertBytesOf& bytes) {
   const std::int64_t unit = unit_of(matrix, share);
   const std::int64_t local = matrix.intermediate / share.tp;
   const std::int64_t entries = up(share.padded, unit);

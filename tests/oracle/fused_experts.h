@@ -29,11 +29,11 @@ struct ExpertShare {
 };
 
 /// The bytes of one expert's tensor; `half` is 0 for gate and down, 1 for up.
-using ExpertBytes = std::function<std::vector<std::uint8_t>(std::int64_t expert, std::int64_t half)>;
+using ExpertBytesOf = std::function<std::vector<std::uint8_t>(std::int64_t expert, std::int64_t half)>;
 
 /// Entry j of a half on this rank stands for intermediate elements from rank * intermediate / tp + j * unit on; unit is the block, or the
 /// largest part of it that divides a rank's elements. Entries behind the rank's elements are zero.
-std::vector<std::uint8_t> fused_experts(const ExpertMatrix& matrix, const ExpertShare& share, const ExpertBytes& bytes);
+std::vector<std::uint8_t> fused_experts(const ExpertMatrix& matrix, const ExpertShare& share, const ExpertBytesOf& bytes);
 
 /// Experts of rank `rank` of `ranks`, in slot order.
 std::vector<std::int64_t> linear_experts(std::int64_t experts, std::int64_t ranks, std::int64_t rank);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "receiver/models/family.h"
 #include "receiver/weight_index.h"
@@ -45,7 +46,11 @@ std::string config_of(const Case& c) {
   if (c.format == "nvfp4") config = replaced(config, "\"fp4\"", "\"fp4\",\"moe_quant_algo\":\"NVFP4\"");
   if (c.block == 32) return config;
   const std::string wide = std::to_string(c.block);
-  for (const std::string key : {"\"head_dim\":", "\"q_lora_rank\":", "\"o_lora_rank\":"}) config = replaced(config, key + "32", key + wide);
+  for (const std::string key : {"\"head_dim\":", "\"q_lora_rank\":", "\"o_lora_rank\":"}) {
+    const std::string narrow_one = key + "32";
+    const std::string wide_one = key + wide;
+    config = replaced(std::move(config), narrow_one, wide_one);
+  }
   return replaced(config, "[32,32]", "[" + wide + "," + wide + "]");
 }
 

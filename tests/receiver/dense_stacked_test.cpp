@@ -35,16 +35,16 @@ std::map<std::string, Bytes> llama_storages(const SmallCheckpoint& checkpoint, c
     const std::string a = layer + "self_attn.";
     for (const std::string leaf : {".weight", ".bias"}) {
       if (leaf == ".bias" && s.model_type != "qwen2") continue;
-      all[a + "qkv_proj" + leaf] =
-          x.heads(a + "q_proj" + leaf, s.heads) + x.heads(a + "k_proj" + leaf, s.kv_heads) + x.heads(a + "v_proj" + leaf, s.kv_heads);
+      all.emplace(a + "qkv_proj" + leaf, x.heads(a + "q_proj" + leaf, s.heads) + x.heads(a + "k_proj" + leaf, s.kv_heads) +
+                                             x.heads(a + "v_proj" + leaf, s.kv_heads));
     }
-    all[a + "o_proj.weight"] = x.columns(a + "o_proj.weight");
-    all[layer + "mlp.gate_up_proj.weight"] = x.part(layer + "mlp.gate_proj.weight") + x.part(layer + "mlp.up_proj.weight");
-    all[layer + "mlp.down_proj.weight"] = x.columns(layer + "mlp.down_proj.weight");
+    all.emplace(a + "o_proj.weight", x.columns(a + "o_proj.weight"));
+    all.emplace(layer + "mlp.gate_up_proj.weight", x.part(layer + "mlp.gate_proj.weight") + x.part(layer + "mlp.up_proj.weight"));
+    all.emplace(layer + "mlp.down_proj.weight", x.columns(layer + "mlp.down_proj.weight"));
     for (const std::string norm :
          {"input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_norm.weight", "self_attn.k_norm.weight"}) {
       if (norm.starts_with("self_attn") && s.model_type != "qwen3") continue;
-      all[layer + norm] = x.bytes(layer + norm);
+      all.emplace(layer + norm, x.bytes(layer + norm));
     }
   }
   return all;
@@ -55,21 +55,22 @@ std::map<std::string, Bytes> bert_storages(const SmallCheckpoint& checkpoint, co
   std::map<std::string, Bytes> all;
   for (const std::string e : {"word", "position", "token_type"}) {
     const std::string name = "embeddings." + e + "_embeddings.weight";
-    all[name] = x.vocabulary(name);
+    all.emplace(name, x.vocabulary(name));
   }
   for (const std::string leaf : {".weight", ".bias"}) {
-    for (const std::string name : {"embeddings.LayerNorm", "pooler.dense"}) all[name + leaf] = x.bytes(name + leaf);
+    for (const std::string name : {"embeddings.LayerNorm", "pooler.dense"}) all.emplace(name + leaf, x.bytes(name + leaf));
     for (std::int64_t l = 0; l < s.layers; ++l) {
       const std::string layer = "encoder.layer." + std::to_string(l) + ".";
       const std::string self = layer + "attention.self.";
-      all[self + "qkv_proj" + leaf] =
-          x.heads(self + "query" + leaf, s.heads) + x.heads(self + "key" + leaf, s.heads) + x.heads(self + "value" + leaf, s.heads);
-      all[layer + "intermediate.dense" + leaf] = x.part(layer + "intermediate.dense" + leaf);
+      all.emplace(self + "qkv_proj" + leaf, x.heads(self + "query" + leaf, s.heads) + x.heads(self + "key" + leaf, s.heads) +
+                                                x.heads(self + "value" + leaf, s.heads));
+      all.emplace(layer + "intermediate.dense" + leaf, x.part(layer + "intermediate.dense" + leaf));
       for (const std::string name : {"attention.output.dense", "output.dense"}) {
-        all[layer + name + leaf] = leaf == ".weight" ? x.columns(layer + name + leaf) : x.bytes(layer + name + leaf);
+        const std::string whole = layer + name + leaf;
+        all.emplace(whole, leaf == ".weight" ? x.columns(whole) : x.bytes(whole));
       }
       for (const std::string name : {"attention.output.LayerNorm", "output.LayerNorm"})
-        all[layer + name + leaf] = x.bytes(layer + name + leaf);
+        all.emplace(layer + name + leaf, x.bytes(layer + name + leaf));
     }
   }
   return all;

@@ -23,32 +23,32 @@ Result<ModelLayout> build(const SmallCheckpoint& checkpoint, const ParallelLayou
 std::map<std::string, Bytes> other_storages(const SmallCheckpoint& checkpoint, bool compressed_query, std::int64_t tp, std::int64_t rank) {
   const Expected x(checkpoint, tp, rank);
   std::map<std::string, Bytes> all;
-  for (const std::string name : {"model.embed_tokens.weight", "lm_head.weight"}) all[name] = x.vocabulary(name);
+  for (const std::string name : {"model.embed_tokens.weight", "lm_head.weight"}) all.emplace(name, x.vocabulary(name));
   all["model.norm.weight"] = x.bytes("model.norm.weight");
   for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
     const std::string a = layer + "self_attn.";
     for (const std::string norm : {"input_layernorm", "post_attention_layernorm", "self_attn.kv_a_layernorm"}) {
-      all[layer + norm + ".weight"] = x.bytes(layer + norm + ".weight");
+      all.emplace(layer + norm + ".weight", x.bytes(layer + norm + ".weight"));
     }
     for (const std::string leaf : {".weight", ".weight_scale_inv"}) {
       const std::string kv_a = a + "kv_a_proj_with_mqa" + leaf;
       if (compressed_query) {
-        all[a + "fused_qkv_a_proj" + leaf] = x.bytes(a + "q_a_proj" + leaf) + x.bytes(kv_a);
-        all[a + "q_b_proj" + leaf] = x.part(a + "q_b_proj" + leaf);
+        all.emplace(a + "fused_qkv_a_proj" + leaf, x.bytes(a + "q_a_proj" + leaf) + x.bytes(kv_a));
+        all.emplace(a + "q_b_proj" + leaf, x.part(a + "q_b_proj" + leaf));
       } else {
-        all[kv_a] = x.bytes(kv_a);
-        all[a + "q_proj" + leaf] = x.part(a + "q_proj" + leaf);
+        all.emplace(kv_a, x.bytes(kv_a));
+        all.emplace(a + "q_proj" + leaf, x.part(a + "q_proj" + leaf));
       }
-      all[a + "kv_b_proj" + leaf] = x.part(a + "kv_b_proj" + leaf);
-      all[a + "o_proj" + leaf] = x.columns(a + "o_proj" + leaf);
+      all.emplace(a + "kv_b_proj" + leaf, x.part(a + "kv_b_proj" + leaf));
+      all.emplace(a + "o_proj" + leaf, x.columns(a + "o_proj" + leaf));
       const std::string mlp = layer + (layer == "model.layers.0." ? "mlp." : "mlp.shared_experts.");
-      all[mlp + "gate_up_proj" + leaf] = x.part(mlp + "gate_proj" + leaf) + x.part(mlp + "up_proj" + leaf);
-      all[mlp + "down_proj" + leaf] = x.columns(mlp + "down_proj" + leaf);
+      all.emplace(mlp + "gate_up_proj" + leaf, x.part(mlp + "gate_proj" + leaf) + x.part(mlp + "up_proj" + leaf));
+      all.emplace(mlp + "down_proj" + leaf, x.columns(mlp + "down_proj" + leaf));
     }
-    if (compressed_query) all[a + "q_a_layernorm.weight"] = x.bytes(a + "q_a_layernorm.weight");
+    if (compressed_query) all.emplace(a + "q_a_layernorm.weight", x.bytes(a + "q_a_layernorm.weight"));
   }
   for (const std::string name : {"weight", "e_score_correction_bias"}) {
-    all["model.layers.1.mlp.gate." + name] = x.bytes("model.layers.1.mlp.gate." + name);
+    all.emplace("model.layers.1.mlp.gate." + name, x.bytes("model.layers.1.mlp.gate." + name));
   }
   return all;
 }

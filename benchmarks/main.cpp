@@ -74,7 +74,7 @@ std::vector<Row> measure(const Options& options) {
     return rows;
   }
   const Selection selection(options.names);
-  for (const RowGroup* group : {apply_rows, index_rows, plan_rows, runs_rows, fingerprint_rows, e2e_rows}) group(selection, rows);
+  for (RowGroup* const group : {apply_rows, index_rows, plan_rows, runs_rows, fingerprint_rows, e2e_rows}) group(selection, rows);
   return rows;
 }
 

@@ -33,8 +33,8 @@ std::map<std::string, Bytes> llama_storages(const SmallCheckpoint& checkpoint, c
   for (std::int64_t l = 0; l < s.layers; ++l) {
     const std::string layer = "model.layers." + std::to_string(l) + ".";
     const std::string a = layer + "self_attn.";
-    for (const std::string leaf : {".weight", ".bias"}) {
-      if (leaf == ".bias" && s.model_type != "qwen2") continue;
+    for (const char* const leaf : {".weight", ".bias"}) {
+      if (std::string_view(leaf) == ".bias" && s.model_type != "qwen2") continue;
       all.emplace(a + "qkv_proj" + leaf, x.heads(a + "q_proj" + leaf, s.heads) + x.heads(a + "k_proj" + leaf, s.kv_heads) +
                                              x.heads(a + "v_proj" + leaf, s.kv_heads));
     }
@@ -57,7 +57,7 @@ std::map<std::string, Bytes> bert_storages(const SmallCheckpoint& checkpoint, co
     const std::string name = "embeddings." + e + "_embeddings.weight";
     all.emplace(name, x.vocabulary(name));
   }
-  for (const std::string leaf : {".weight", ".bias"}) {
+  for (const char* const leaf : {".weight", ".bias"}) {
     for (const std::string name : {"embeddings.LayerNorm", "pooler.dense"}) all.emplace(name + leaf, x.bytes(name + leaf));
     for (std::int64_t l = 0; l < s.layers; ++l) {
       const std::string layer = "encoder.layer." + std::to_string(l) + ".";
@@ -67,7 +67,7 @@ std::map<std::string, Bytes> bert_storages(const SmallCheckpoint& checkpoint, co
       all.emplace(layer + "intermediate.dense" + leaf, x.part(layer + "intermediate.dense" + leaf));
       for (const std::string name : {"attention.output.dense", "output.dense"}) {
         const std::string whole = layer + name + leaf;
-        all.emplace(whole, leaf == ".weight" ? x.columns(whole) : x.bytes(whole));
+        all.emplace(whole, std::string_view(leaf) == ".weight" ? x.columns(whole) : x.bytes(whole));
       }
       for (const std::string name : {"attention.output.LayerNorm", "output.LayerNorm"})
         all.emplace(layer + name + leaf, x.bytes(layer + name + leaf));

@@ -30,7 +30,7 @@ std::map<std::string, Bytes> other_storages(const SmallCheckpoint& checkpoint, b
     for (const std::string norm : {"input_layernorm", "post_attention_layernorm", "self_attn.kv_a_layernorm"}) {
       all.emplace(layer + norm + ".weight", x.bytes(layer + norm + ".weight"));
     }
-    for (const std::string leaf : {".weight", ".weight_scale_inv"}) {
+    for (const char* const leaf : {".weight", ".weight_scale_inv"}) {
       const std::string kv_a = a + "kv_a_proj_with_mqa" + leaf;
       if (compressed_query) {
         all.emplace(a + "fused_qkv_a_proj" + leaf, x.bytes(a + "q_a_proj" + leaf) + x.bytes(kv_a));

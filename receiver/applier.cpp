@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 #include <mutex>
 #include <utility>
 
@@ -24,6 +25,20 @@ struct TensorProof {
   FingerprintSum actual;
   std::uint64_t compared = 0;
 };
+
+FingerprintSum input_sum(const SyncPlan& plan, const PlanTensor& tensor, const std::byte* scratch) {
+  FingerprintSum sum;
+  for (const Box& box : plan.geometry().of(tensor.rule).boxes) {
+    sum += live_fingerprint(plan.index().rule(tensor.rule), plan.geometry(), tensor.slots, tensor.live_key, box, scratch).sum;
+  }
+  return sum;
+}
+
+TensorProof prove_input(const FingerprintSum& given, const FingerprintSum& expected) {
+  TensorProof proof{{}, expected, given, 1};
+  if (!(given == expected)) proof.difference = "what the staged group's hook was given differs from what was sent";
+  return proof;
+}
 
 TensorProof prove_tensor(const SyncPlan& plan, const PlanTensor& tensor, const FingerprintSum& expected) {
   TensorProof proof{{}, expected, {}, 0};
@@ -56,11 +71,11 @@ wire::Failure failure_of(const SyncPlan& plan, const PlanTensor& tensor, const T
 }  // namespace
 
 LiveFingerprint live_fingerprint(const TensorRule& rule, const PlanGeometry& geometry, std::span<const std::int32_t> slots, TensorKey key,
-                                 const Box& box) {
+                                 const Box& box, const std::byte* scratch) {
   LiveFingerprint result;
   for (const Placement& placement : rule.placements) {
     if (!(placement.box == box)) continue;
-    const std::byte* storage = geometry.storage(placement.storage);
+    const std::byte* storage = rule.group < 0 ? geometry.storage(placement.storage) : scratch;
     const std::int64_t copies = repeats(placement.copy);
     for (const std::int32_t slot : slots) {
       for (std::int64_t r = 0; r < copies; ++r) {
@@ -95,8 +110,8 @@ ApplyStats make_batch(std::span<const SyncPlan::KeyedJob> jobs, ExpertRuns& runs
   return stats;
 }
 
-Result<std::unique_ptr<Applier>> Applier::create(Device& device, std::uint32_t threads) {
-  std::unique_ptr<Applier> applier(new Applier(device.identity().kind, std::max<std::uint32_t>(threads, 1)));
+Result<std::unique_ptr<Applier>> Applier::create(Device& device, std::uint32_t threads, const StagedHooks& hooks) {
+  std::unique_ptr<Applier> applier(new Applier(device.identity().kind, std::max<std::uint32_t>(threads, 1), hooks));
   Result<std::unique_ptr<Stream>> stream = device.create_stream("headrace-apply");
   if (!stream.ok()) return stream.status();
   applier->stream_ = std::move(stream).value();
@@ -108,9 +123,9 @@ Applier::~Applier() {
 }
 
 Status append_work(const SyncPlan& plan, std::uint32_t tensor, const Box& box, const std::byte* source,
-                   std::span<const std::int64_t> strides, ApplyWork& work) {
+                   std::span<const std::int64_t> strides, ApplyWork& work, std::byte* scratch) {
   const PlanTensor& row = plan.tensors()[tensor];
-  HEADRACE_RETURN_IF_ERROR(plan.append_jobs(row, box, source, strides, work.jobs));
+  HEADRACE_RETURN_IF_ERROR(plan.append_jobs(row, box, source, strides, work.jobs, scratch));
   if (row.cast.none()) return ok_status();
   Result<StridedCopy> nest = plan.tensor_nest(row, box, strides);
   if (!nest.ok()) return nest.status();
@@ -122,13 +137,59 @@ Status Applier::apply_async(std::shared_ptr<const SyncPlan> plan, ApplyWork work
   // std::function wants copyable captures; the jobs are many, so they are shared instead of copied.
   auto shared = std::make_shared<ApplyWork>(std::move(work));
   return stream_->enqueue([this, plan = std::move(plan), shared, done = std::move(done)] {
-    batch_.clear();
-    ApplyStats stats = make_batch(shared->jobs, runs_, batch_);
+    ApplyStats stats;
     sum_casts(*plan, *shared, stats);
-    stats.copies = executor_.run(batch_);
+    std::size_t begin = 0;
+    for (const GroupRun& run : shared->groups) {
+      copy(*shared, begin, run.jobs_end, stats);
+      begin = run.jobs_end;
+      stats.status = run_group(*plan, run, stats);
+      if (!stats.status.ok()) break;
+    }
+    if (stats.status.ok()) copy(*shared, begin, shared->jobs.size(), stats);
     progress_.fetch_add(1, std::memory_order_relaxed);
     done(stats);
   });
+}
+
+void Applier::copy(const ApplyWork& work, std::size_t begin, std::size_t end, ApplyStats& stats) {
+  if (begin == end) return;
+  batch_.clear();
+  const ApplyStats part = make_batch(std::span(work.jobs).subspan(begin, end - begin), runs_, batch_);
+  stats.runs += part.runs;
+  stats.run_experts += part.run_experts;
+  stats.copies += executor_.run(batch_);
+}
+
+Status Applier::run_group(const SyncPlan& plan, const GroupRun& run, ApplyStats& stats) {
+  const ModelLayout& layout = plan.index().layout();
+  const StagedGroup& group = layout.groups[run.group];
+  // In the order of the declaration, whatever the order in which the entries stand in the manifest.
+  std::vector<std::span<const std::byte>> inputs;
+  std::int64_t inputs_end = 0;
+  for (const NamedRule& entry : group.entries) {
+    const Placement& placement = plan.index().rule(plan.index().resolve(entry.name).rule).placements.front();
+    const std::int64_t bytes = placement.copy.dst_bytes();
+    inputs.push_back(run.scratch.subspan(static_cast<std::size_t>(placement.copy.dst_offset), static_cast<std::size_t>(bytes)));
+    inputs_end = std::max(inputs_end, placement.copy.dst_offset + bytes);
+  }
+  for (const std::uint32_t t : run.tensors) stats.input_sums.emplace_back(t, input_sum(plan, plan.tensors()[t], run.scratch.data()));
+  std::vector<std::span<std::byte>> outputs;
+  for (const std::uint32_t output : group.outputs) {
+    outputs.emplace_back(plan.geometry().storage(output), static_cast<std::size_t>(layout.storages[output].bytes));
+  }
+  const auto work_at = static_cast<std::size_t>(scratch_bytes(layout, group) - group.work_bytes);
+  const StagedCall call{group.name, inputs, run.scratch.subspan(work_at, static_cast<std::size_t>(group.work_bytes)), outputs};
+  const auto named = [&](Code code, const std::string& why) {
+    return Status(code, fmt::format("the engine's hook {} of staged group {}{}", group.hook, group.name, why));
+  };
+  try {
+    const Status status = hooks_->find(group.hook)->second(call);
+    progress_.fetch_add(1, std::memory_order_relaxed);
+    return status.ok() ? status : named(status.code(), ": " + status.message());
+  } catch (const std::exception& error) {
+    return named(Code::kFailedPrecondition, fmt::format(" threw: {}", error.what()));
+  }
 }
 
 void Applier::sum_casts(const SyncPlan& plan, const ApplyWork& work, ApplyStats& stats) {
@@ -142,9 +203,9 @@ void Applier::sum_casts(const SyncPlan& plan, const ApplyWork& work, ApplyStats&
 }
 
 Status Applier::prove_async(std::shared_ptr<const SyncPlan> plan, ExpectedSums expected, std::vector<CastSums> converted,
-                            std::function<void(ProofOutcome)> done) {
-  auto sums = std::make_shared<std::pair<ExpectedSums, std::vector<CastSums>>>(std::move(expected), std::move(converted));
-  return stream_->enqueue([this, plan = std::move(plan), sums, done = std::move(done)] { done(prove(*plan, sums->first, sums->second)); });
+                            std::vector<FingerprintSum> inputs, std::function<void(ProofOutcome)> done) {
+  auto sums = std::make_shared<Sums>(Sums{std::move(expected), std::move(converted), std::move(inputs)});
+  return stream_->enqueue([this, plan = std::move(plan), sums, done = std::move(done)] { done(prove(*plan, *sums)); });
 }
 
 Status Applier::run_async(std::function<void()> work) {
@@ -155,7 +216,7 @@ Status Applier::run_async(std::function<void()> work) {
   });
 }
 
-ProofOutcome Applier::prove(const SyncPlan& plan, const ExpectedSums& expected, const std::vector<CastSums>& converted) {
+ProofOutcome Applier::prove(const SyncPlan& plan, const Sums& sums) {
   ProofOutcome outcome;
   std::mutex mutex;  // guards outcome
   const auto tensors = plan.tensors();
@@ -164,10 +225,12 @@ ProofOutcome Applier::prove(const SyncPlan& plan, const ExpectedSums& expected, 
     std::uint64_t compared = 0;
     for (std::size_t t = group * kGroup; t < std::min(tensors.size(), (group + 1) * kGroup); ++t) {
       const bool cast = !tensors[t].cast.none();
-      TensorProof proof = prove_tensor(plan, tensors[t], cast ? converted[t].converted : expected[t]);
+      const FingerprintSum& kept = cast ? sums.converted[t].converted : sums.expected[t];
+      const bool input = plan.index().rule(tensors[t].rule).group >= 0;
+      TensorProof proof = input ? prove_input(sums.inputs[t], kept) : prove_tensor(plan, tensors[t], kept);
       compared += proof.compared;
-      if (cast && !(converted[t].read == expected[t])) {
-        proof = {"what was read for the conversion differs from what was sent", expected[t], converted[t].read, proof.compared};
+      if (cast && !(sums.converted[t].read == sums.expected[t])) {
+        proof = {"what was read for the conversion differs from what was sent", sums.expected[t], sums.converted[t].read, proof.compared};
       }
       if (proof.difference.empty()) continue;
       const std::lock_guard lock(mutex);

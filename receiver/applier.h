@@ -15,6 +15,7 @@
 #include "core/wire/messages.h"
 #include "kernels/executor.h"
 #include "receiver/expert_runs.h"
+#include "receiver/staged_groups.h"
 #include "receiver/sync_plan.h"
 
 namespace headrace {
@@ -26,19 +27,30 @@ struct CastRead {
   const std::byte* memory = nullptr;
 };
 
+/// A staged group that is whole: its hook runs when the jobs before `jobs_end` are done, and before all others.
+struct GroupRun {
+  std::uint32_t group = 0;             // index into ModelLayout::groups
+  std::vector<std::uint32_t> tensors;  // of the plan
+  std::span<std::byte> scratch;
+  std::size_t jobs_end = 0;
+};
+
 /// The work of one bucket, or of one call.
 struct ApplyWork {
   std::vector<SyncPlan::KeyedJob> jobs;
   std::vector<CastRead> casts;
+  std::vector<GroupRun> groups;
 };
 /// Appends what brings `box` of a tensor from `source` to all its places; see SyncPlan::append_jobs().
 Status append_work(const SyncPlan& plan, std::uint32_t tensor, const Box& box, const std::byte* source,
-                   std::span<const std::int64_t> strides, ApplyWork& work);
+                   std::span<const std::int64_t> strides, ApplyWork& work, std::byte* scratch = nullptr);
 
 /// What a bucket's execution did.
 struct ApplyStats {
   CopyStats copies;
-  std::vector<std::pair<std::uint32_t, CastSums>> cast_sums;  // per CastRead
+  std::vector<std::pair<std::uint32_t, CastSums>> cast_sums;         // per CastRead
+  std::vector<std::pair<std::uint32_t, FingerprintSum>> input_sums;  // per tensor of a staged group, read from scratch before its hook
+  Status status;                                                     // of the hooks; what came after the first failure was not done
   std::uint64_t runs = 0;
   std::uint64_t run_experts = 0;
 };
@@ -59,8 +71,8 @@ struct ProofOutcome {
 /// everything the work wrote visible. Called by the progress thread only.
 class Applier {
  public:
-  /// `device` outlives the applier. `threads` copy and sum.
-  static Result<std::unique_ptr<Applier>> create(Device& device, std::uint32_t threads);
+  /// `device` and `hooks` outlive the applier. `threads` copy and sum.
+  static Result<std::unique_ptr<Applier>> create(Device& device, std::uint32_t threads, const StagedHooks& hooks);
   /// Waits for what is enqueued: work on live storage cannot be abandoned half way.
   ~Applier();
   Applier(const Applier&) = delete;
@@ -70,8 +82,9 @@ class Applier {
   Status apply_async(std::shared_ptr<const SyncPlan> plan, ApplyWork work, std::function<void(const ApplyStats&)> done);
   /// Reads every tensor of the plan back through its placements and compares it with `expected`. One that was converted has two proofs:
   /// what was read from buckets sums to `expected`, and storage to what the conversion gave (`converted`, per tensor, empty when none was).
+  /// Of a staged group's entries what the hook was given (`inputs`, per tensor, empty when there is none) is compared instead of storage.
   Status prove_async(std::shared_ptr<const SyncPlan> plan, ExpectedSums expected, std::vector<CastSums> converted,
-                     std::function<void(ProofOutcome)> done);
+                     std::vector<FingerprintSum> inputs, std::function<void(ProofOutcome)> done);
   /// Any other work that must be ordered with the above: hooks, inspection.
   Status run_async(std::function<void()> work);
 
@@ -80,11 +93,20 @@ class Applier {
   std::uint64_t progress() const noexcept { return progress_.load(std::memory_order_relaxed); }
 
  private:
-  Applier(DeviceKind device_kind, std::uint32_t threads) : device_kind_(device_kind), pool_(threads), executor_(pool_) {}
+  Applier(DeviceKind device_kind, std::uint32_t threads, const StagedHooks& hooks)
+      : device_kind_(device_kind), hooks_(&hooks), pool_(threads), executor_(pool_) {}
   void sum_casts(const SyncPlan& plan, const ApplyWork& work, ApplyStats& stats);
-  ProofOutcome prove(const SyncPlan& plan, const ExpectedSums& expected, const std::vector<CastSums>& converted);
+  void copy(const ApplyWork& work, std::size_t begin, std::size_t end, ApplyStats& stats);
+  Status run_group(const SyncPlan& plan, const GroupRun& run, ApplyStats& stats);
+  struct Sums {
+    ExpectedSums expected;
+    std::vector<CastSums> converted;
+    std::vector<FingerprintSum> inputs;
+  };
+  ProofOutcome prove(const SyncPlan& plan, const Sums& sums);
 
   const DeviceKind device_kind_;
+  const StagedHooks* hooks_;
   std::atomic<std::uint64_t> progress_{0};
   WorkerPool pool_;             // used on the stream's thread
   HostExecutor executor_;       // used on the stream's thread
@@ -101,6 +123,6 @@ struct LiveFingerprint {
   bool equal = true;
 };
 LiveFingerprint live_fingerprint(const TensorRule& rule, const PlanGeometry& geometry, std::span<const std::int32_t> slots, TensorKey key,
-                                 const Box& box);
+                                 const Box& box, const std::byte* scratch = nullptr);
 
 }  // namespace headrace

@@ -19,7 +19,9 @@ void Inspection::set_experts(std::shared_ptr<const ExpertMaps> experts) {
   if (experts_ != nullptr && experts_->digest() == experts->digest()) return;
   experts_ = std::move(experts);
   held_ = index_->needed(index_->scopes(), *experts_);
-  std::erase_if(held_, [&](const WeightIndex::Needed& needed) { return geometry_->of(needed.rule).boxes.empty(); });
+  std::erase_if(held_, [&](const WeightIndex::Needed& needed) {
+    return geometry_->of(needed.rule).boxes.empty() || index_->rule(needed.rule).group >= 0;
+  });
 }
 
 wire::FingerprintReply Inspection::fingerprints(std::uint64_t from, std::uint64_t count) const {
@@ -46,6 +48,7 @@ Result<wire::ReadReply> Inspection::read(const wire::ReadRequest& request) const
   if (resolution.kind == Resolution::Kind::kNotLocal) return refuse("it lives on another rank");
   if (resolution.kind != Resolution::Kind::kPlaced) return refuse("unknown name");
   const TensorRule& rule = index_->rule(resolution.rule);
+  if (rule.group >= 0) return refuse("it is computed with, in a staged group, and not kept");
   const TensorGeometry& source = geometry_->of(resolution.rule).source;
   if (!box_fits(request.box, source.shape) || request.box.empty()) {
     return refuse(fmt::format("box {} of shape {}", to_string(request.box), to_string(source.shape)));

@@ -44,6 +44,7 @@ void SessionControl::begin_plain(const WeightVersion& version, Done done) {
   session->options = PlanOptions{env_.index->scopes(), wire::OverlapRule::kRefuse, env_.options->optional_names};
   plain_entries_.clear();
   plain_sums_.clear();
+  plain_inputs_.clear();
   const SessionId id = session->id;
   start_session(std::move(session), [this, id, done](const Status& attested) {
     if (!current(id)) return done(Status(Code::kCancelled, last_failure_));
@@ -71,8 +72,17 @@ Result<SyncPlan::Outcome> SessionControl::plan_plain(std::span<const NamedView> 
   return outcome;
 }
 
-Status SessionControl::jobs_plain(const SyncPlan& plan, std::span<const NamedView> tensors, std::vector<SyncPlan::KeyedJob>& jobs) const {
-  for (const PlanTensor& tensor : plan.tensors()) {
+Status SessionControl::jobs_plain(const SyncPlan& plan, std::span<const NamedView> tensors, ApplyWork& work) const {
+  const auto scratch = plan.groups(0).empty() ? std::span<std::byte>() : env_.scratch->at(0);
+  // Tensors that land by a copy first, then group by group: one scratch serves them all.
+  std::vector<std::uint32_t> order;
+  for (std::uint32_t t = 0; t < plan.tensors().size(); ++t) {
+    if (env_.index->rule(plan.tensors()[t].rule).group < 0) order.push_back(t);
+  }
+  for (const PlanGroup& group : plan.groups(0)) order.insert(order.end(), group.tensors.begin(), group.tensors.end());
+  auto group = plan.groups(0).begin();
+  for (const std::uint32_t t : order) {
+    const PlanTensor& tensor = plan.tensors()[t];
     const std::uint32_t e = tensor.entries.front().second;
     const Shape& shape = plan.entry(0, e).shape;
     const auto strides = packed_strides(shape, tensor.elem_bytes);
@@ -80,7 +90,12 @@ Status SessionControl::jobs_plain(const SyncPlan& plan, std::span<const NamedVie
       std::int64_t offset = 0;
       for (std::size_t d = 0; d < strides.size(); ++d) offset += box.lo[d] * strides[d];
       HEADRACE_RETURN_IF_ERROR(plan.append_jobs(tensor, box, tensors[e].bytes.data() + offset,
-                                                box == Box::whole(shape) ? std::span<const std::int64_t>() : strides, jobs));
+                                                box == Box::whole(shape) ? std::span<const std::int64_t>() : strides, work.jobs,
+                                                scratch.data()));
+    }
+    if (group != plan.groups(0).end() && t == group->tensors.back()) {
+      work.groups.push_back({group->group, group->tensors, scratch, work.jobs.size()});
+      ++group;
     }
   }
   return ok_status();
@@ -93,7 +108,7 @@ void SessionControl::load_plain(std::span<const NamedView> tensors, Done done) {
   // Every call is a small update of its own up to its first byte: resolved and checked as a whole.
   ApplyWork work;
   Result<SyncPlan::Outcome> planned = plan_plain(tensors);
-  const Status checked = planned.ok() ? jobs_plain(*planned.value().plan, tensors, work.jobs) : planned.status();
+  const Status checked = planned.ok() ? jobs_plain(*planned.value().plan, tensors, work) : planned.status();
   if (!checked.ok()) {
     // Earlier calls may have written: then what is in storage is half of an update, and says so.
     if (state_ == SessionState::kApplying) fail(SessionEvent::kFailure, checked, "transfer");
@@ -106,9 +121,18 @@ void SessionControl::load_plain(std::span<const NamedView> tensors, Done done) {
   const Status enqueued = env_.applier->apply_async(plan, std::move(work), [this, id, tensors, done, plan](const ApplyStats& stats) {
     std::vector<CastSums> sums;
     for (std::uint32_t e = 0; e < tensors.size(); ++e) sums.push_back(wanted_sums(*plan, e, tensors[e].bytes.data()));
-    env_.post([this, id, stats, done, tensors, sums = std::move(sums)] {
+    env_.post([this, id, stats, done, tensors, plan, sums = std::move(sums)] {
       if (!current(id)) return done(Status(Code::kCancelled, last_failure_));
-      session_->count(stats);
+      if (!stats.status.ok()) {
+        fail(SessionEvent::kFailure, stats.status, "transfer");
+        return done(stats.status);
+      }
+      const std::size_t before = plain_sums_.size();
+      plain_inputs_.resize(before + tensors.size());
+      for (const auto& [t, sum] : stats.input_sums) plain_inputs_[before + plan->tensors()[t].entries.front().second] = sum;
+      ApplyStats counted = stats;
+      counted.input_sums.clear();  // kept until there is a plan of the whole
+      session_->count(counted);
       for (std::size_t i = 0; i < tensors.size(); ++i) {
         const Shape shape(tensors[i].shape.begin(), tensors[i].shape.end());
         plain_entries_.push_back({std::string(tensors[i].name), tensors[i].dtype, shape, Box::whole(shape)});
@@ -137,6 +161,7 @@ void SessionControl::finish_plain(ReceiptDone done) {
     const CastSums& given = plain_sums_[session_->plan->tensors()[t].entries.front().second];
     session_->sums[t] = given.read;
     if (session_->plan->converts()) session_->cast_sums[t] = given;
+    if (!session_->input_sums.empty()) session_->input_sums[t] = plain_inputs_[session_->plan->tensors()[t].entries.front().second];
   }
   session_->receipt.data_path = "load";
   prove(*session_);

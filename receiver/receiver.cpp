@@ -58,6 +58,17 @@ Receiver::Impl::Impl(ReceiverOptions options, ModelLayout layout, const StorageT
 Result<std::unique_ptr<Receiver::Impl>> Receiver::Impl::create(ReceiverOptions options, ModelLayout layout, const StorageTable& table,
                                                                Device& device, EngineHooks hooks, ReceiverParts parts) {
   if (!table.sealed()) return Status(Code::kFailedPrecondition, "the storage table is not sealed");
+  HEADRACE_RETURN_IF_ERROR(place_groups(layout));
+  std::int64_t scratch = 0;
+  for (const StagedGroup& group : layout.groups) {
+    scratch = std::max(scratch, scratch_bytes(layout, group));
+    const auto hook = hooks.staged.find(group.hook);
+    if (hook == hooks.staged.end() || hook->second == nullptr) {
+      return Status(Code::kInvalidArgument, fmt::format("staged group {}: the engine gave no hook {}", group.name, group.hook));
+    }
+  }
+  Result<GroupScratch> groups = GroupScratch::create(device, scratch);
+  if (!groups.ok()) return groups.status();
   std::unique_ptr<Impl> impl(new Impl(std::move(options), std::move(layout), table, device, std::move(hooks), std::move(parts)));
   Result<PlanGeometry> geometry = PlanGeometry::build(impl->index_, table);
   if (!geometry.ok()) return geometry.status();
@@ -67,9 +78,10 @@ Result<std::unique_ptr<Receiver::Impl>> Receiver::Impl::create(ReceiverOptions o
   if (!guard.ok()) return guard.status();
   impl->guard_ = std::make_unique<GuardPage>(std::move(guard).value());
   impl->loop_ = std::make_unique<ProgressLoop>(*impl->parts_.listener, kTickMs);
-  Result<std::unique_ptr<Applier>> applier = Applier::create(device, impl->options_.threads);
+  Result<std::unique_ptr<Applier>> applier = Applier::create(device, impl->options_.threads, impl->hooks_.staged);
   if (!applier.ok()) return applier.status();
   impl->applier_ = std::move(applier).value();
+  impl->scratch_ = std::move(groups).value();
   Impl* self = impl.get();
   const PeerBook::Post post = [self](std::function<void()> work) { self->loop_->post(std::move(work)); };
   impl->peers_ = std::make_unique<PeerBook>(device, *impl->applier_, post);
@@ -78,7 +90,7 @@ Result<std::unique_ptr<Receiver::Impl>> Receiver::Impl::create(ReceiverOptions o
       &impl->options_, &impl->index_, &impl->geometry_, &table, &impl->hooks_, impl->applier_.get(), impl->guard_.get(), impl->peers_.get(),
       impl->parts_.clock, [self](const PeerId& peer, SessionId session, wire::Body body) { self->send(peer, session, std::move(body)); },
       &impl->canaries_, [self] { (void)self->restore(); },
-      [self](std::shared_ptr<const ExpertMaps> experts) { self->inspection_->set_experts(std::move(experts)); }, post});
+      [self](std::shared_ptr<const ExpertMaps> experts) { self->inspection_->set_experts(std::move(experts)); }, post, &impl->scratch_});
   HEADRACE_RETURN_IF_ERROR(
       impl->loop_->start([self](ControlEvent event) { self->on_event(std::move(event)); }, [self] { self->control_->on_tick(); }));
   return impl;

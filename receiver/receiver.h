@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -16,6 +17,20 @@
 #include "receiver/storage_table.h"
 
 namespace [[gnu::visibility("default")]] headrace {
+
+/// What a group's hook works on. Everything stays valid until the hook returns.
+struct StagedCall {
+  std::string_view group;
+  std::span<const std::span<const std::byte>> inputs;  // one per entry, in the group's order: packed bytes of what this rank wants
+  std::span<std::byte> work;                           // StagedGroup::work_bytes, any content
+  std::span<const std::span<std::byte>> outputs;       // one per output, in the group's order: live storage
+};
+
+/// Makes the outputs of a whole group, in place. On the receiver's apply thread, ordered with all copies; it may be called again with the
+/// same or other inputs. A failure leaves the rank torn.
+using StagedHook = std::function<Status(const StagedCall&)>;
+/// By StagedGroup::hook.
+using StagedHooks = std::map<std::string, StagedHook, std::less<>>;
 
 /// What an engine tells the receiver, and what it is asked to do. All are optional; they are called on the receiver's apply thread, never
 /// under a lock, and must return in bounded time. An exception from one is a failure of the session with its text.
@@ -36,6 +51,8 @@ struct EngineHooks {
   std::function<Status()> finish_tables;
   /// After COMMIT: invalidate caches. A failure closes the guard.
   std::function<Status()> committed;
+  /// What makes the outputs of the layout's staged groups; each group's hook must be there.
+  StagedHooks staged{};
 };
 
 struct ReceiverOptions {

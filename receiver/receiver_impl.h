@@ -68,6 +68,7 @@ class Receiver::Impl {
   Canaries canaries_;
   std::unique_ptr<GuardPage> guard_;
   std::unique_ptr<ProgressLoop> loop_;
+  GroupScratch scratch_;  // before the applier, which waits for its work to end
   std::unique_ptr<Applier> applier_;
   std::unique_ptr<PeerBook> peers_;
   std::unique_ptr<Inspection> inspection_;

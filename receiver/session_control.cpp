@@ -248,6 +248,7 @@ void SessionControl::answer_manifests(UpdateSession& session) {
     missing.resize(std::min<std::size_t>(missing.size(), limits::kDefectsMax));
     return reject(session, std::move(missing), total);
   }
+  if (const Status status = give_scratch(session); !status.ok()) return fail(SessionEvent::kFailure, status, "manifest");
   for (std::uint32_t s = 0; s < session.senders.size(); ++s) {
     SessionSender& sender = session.senders[s];
     if (!sender.peer) continue;
@@ -268,6 +269,17 @@ void SessionControl::reject(UpdateSession& session, std::vector<wire::Failure> d
   session_.reset();
   apply(SessionEvent::kReject);
   if (state_ == SessionState::kInDoubt) session_ = std::move(doubtful_);
+}
+
+Status SessionControl::give_scratch(UpdateSession& session) {
+  std::size_t count = 0;
+  for (std::uint32_t s = 0; s < session.senders.size(); ++s) count += session.plan->groups(s).empty() ? 0 : 1;
+  HEADRACE_RETURN_IF_ERROR(env_.scratch->reserve(count));
+  count = 0;
+  for (std::uint32_t s = 0; s < session.senders.size(); ++s) {
+    if (!session.plan->groups(s).empty()) session.senders[s].scratch = env_.scratch->at(count++);
+  }
+  return ok_status();
 }
 
 void SessionControl::on_confirm(UpdateSession& session, SessionSender& sender) {
@@ -308,6 +320,7 @@ void SessionControl::on_bucket(UpdateSession& session, SessionSender& sender, co
         env_.post([this, id, name, sequence, stats] {
           if (!current(id)) return;
           SessionSender* row = session_->find(name);
+          if (!stats.status.ok()) return fail(SessionEvent::kFailure, stats.status, "transfer");
           session_->count(stats);
           ++row->consumed;
           session_->deadline.touch();
@@ -363,8 +376,9 @@ void SessionControl::prove(UpdateSession& session) {
     });
   };
   session.receipt.proven = to_prove || session.plan->tensors().empty();
-  const Status enqueued = to_prove ? env_.applier->prove_async(session.plan, session.sums, session.cast_sums, std::move(finish))
-                                   : env_.applier->run_async([finish = std::move(finish)] { finish(ProofOutcome{}); });
+  const Status enqueued =
+      to_prove ? env_.applier->prove_async(session.plan, session.sums, session.cast_sums, session.input_sums, std::move(finish))
+               : env_.applier->run_async([finish = std::move(finish)] { finish(ProofOutcome{}); });
   if (!enqueued.ok()) fail(SessionEvent::kFailure, enqueued, "prepare");
 }
 

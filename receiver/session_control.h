@@ -43,6 +43,7 @@ class SessionControl {
     std::function<void()> restore;                                         // constants and canaries; on the apply thread
     std::function<void(std::shared_ptr<const ExpertMaps>)> experts_moved;  // on the apply thread
     PeerBook::Post post;
+    GroupScratch* scratch;
   };
 
   explicit SessionControl(Environment environment);
@@ -79,6 +80,7 @@ class SessionControl {
   const SenderPart* last_part(const std::string& sender, const Digest& digest) const;
   void answer_when_complete(UpdateSession& session);
   void answer_manifests(UpdateSession& session);
+  Status give_scratch(UpdateSession& session);
   void on_confirm(UpdateSession& session, SessionSender& sender);
   void on_bucket(UpdateSession& session, SessionSender& sender, const PeerBook::Peer& from, const wire::Bucket& bucket,
                  std::vector<std::byte> attachment);
@@ -89,7 +91,7 @@ class SessionControl {
   void commit(UpdateSession& session);
   void first_enqueue();
   Result<SyncPlan::Outcome> plan_plain(std::span<const NamedView> tensors) const;
-  Status jobs_plain(const SyncPlan& plan, std::span<const NamedView> tensors, std::vector<SyncPlan::KeyedJob>& jobs) const;
+  Status jobs_plain(const SyncPlan& plan, std::span<const NamedView> tensors, ApplyWork& work) const;
   /// A failure found on this rank.
   void name_rank(wire::Failure& failure) const;
   wire::Failure own_failure(const Status& status, std::string phase) const;
@@ -148,6 +150,7 @@ class SessionControl {
   // The plain call.
   std::vector<wire::ManifestEntry> plain_entries_;
   std::vector<CastSums> plain_sums_;
+  std::vector<FingerprintSum> plain_inputs_;  // of entries of staged groups
   ReceiptDone plain_done_;
 };
 

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "core/wire/limits.h"
+#include "receiver/staged_groups.h"
 
 namespace headrace {
 namespace {
@@ -49,7 +50,8 @@ Status check_casts(const TensorRule& rule) {
 }
 
 /// `slots`: local slots of the rule's layer, 1 for a tensor that is no expert.
-Result<RuleGeometry> geometry_of(const TensorRule& rule, std::int64_t slots, std::span<const std::int64_t> storage_bytes) {
+Result<RuleGeometry> geometry_of(const TensorRule& rule, std::int64_t slots, std::span<const std::int64_t> storage_bytes,
+                                 std::int64_t scratch) {
   RuleGeometry geometry;
   geometry.source = TensorGeometry{rule.shape, dtype_bytes(rule.dtypes.front())};
   geometry.granule.assign(rule.shape.size(), 1);
@@ -63,7 +65,8 @@ Result<RuleGeometry> geometry_of(const TensorRule& rule, std::int64_t slots, std
     Result<StridedCopy> packed =
         slice(placement.copy, geometry.source, placement.box, 0, packed_strides(box_shape, geometry.source.elem_bytes));
     if (!packed.ok()) return packed.status();
-    HEADRACE_RETURN_IF_ERROR(check_placement(placement, packed.value(), geometry.source, slots, storage_bytes[placement.storage]));
+    HEADRACE_RETURN_IF_ERROR(check_placement(placement, packed.value(), geometry.source, slots,
+                                             placement.storage == kScratchStorage ? scratch : storage_bytes[placement.storage]));
     geometry.packed.push_back(std::move(packed).value());
     if (std::find(geometry.boxes.begin(), geometry.boxes.end(), placement.box) != geometry.boxes.end()) continue;
     for (const Box& box : geometry.boxes) {
@@ -95,7 +98,8 @@ Result<PlanGeometry> PlanGeometry::build(const WeightIndex& index, const Storage
   }
   for (std::uint32_t i = 0; i < index.rule_count(); ++i) {
     const TensorRule& rule = index.rule(i);
-    Result<RuleGeometry> geometry = geometry_of(rule, index.slots_of(i), bytes);
+    const std::int64_t scratch = rule.group < 0 ? 0 : scratch_bytes(layout, layout.groups.at(static_cast<std::size_t>(rule.group)));
+    Result<RuleGeometry> geometry = geometry_of(rule, index.slots_of(i), bytes, scratch);
     if (!geometry.ok()) return at_rule(rule, geometry.status());
     result.rules_.push_back(std::move(geometry).value());
   }
@@ -121,6 +125,7 @@ class PlanCompiler {
     plan_.parts_ = std::move(parts);
     resolve_entries();
     for (PlanTensor& tensor : plan_.tensors_) divide(tensor);
+    gather_groups();
     if (options_.check_coverage) find_missing();
     SyncPlan::Outcome outcome;
     outcome.defects_total = defects_total_;
@@ -286,6 +291,49 @@ class PlanCompiler {
   }
 
   /// The edges of what is wanted need not be multiples of the granule.
+  /// A group comes from one sender, and as a whole or not at all.
+  void gather_groups() {
+    const auto& layout = index_.layout();
+    plan_.groups_.resize(plan_.parts_.size());
+    std::vector<std::pair<std::int32_t, PlanGroup>> found(layout.groups.size(), {-1, {}});  // sender, what it brings
+    for (std::uint32_t t = 0; t < plan_.tensors_.size(); ++t) {
+      const PlanTensor& tensor = plan_.tensors_[t];
+      const std::int32_t g = index_.rule(tensor.rule).group;
+      if (g < 0) continue;
+      const StagedGroup& declared = layout.groups[static_cast<std::size_t>(g)];
+      auto& [sender, group] = found[static_cast<std::size_t>(g)];
+      group.group = static_cast<std::uint32_t>(g);
+      group.tensors.push_back(t);
+      for (const auto& [s, e] : tensor.entries) {
+        const std::string& name = plan_.entry(s, e).name;
+        if (sender >= 0 && sender != static_cast<std::int32_t>(s)) {
+          const std::string& other = plan_.parts_[static_cast<std::size_t>(sender)].sender;
+          if (auto* failure = defect(Code::kInvalidArgument, name,
+                                     fmt::format("{}: staged group {} comes from senders {} and {}, expected from one", name, declared.name,
+                                                 other, plan_.parts_[s].sender))) {
+            failure->sender = plan_.parts_[s].sender;
+          }
+          return;
+        }
+        sender = static_cast<std::int32_t>(s);
+        group.entries.push_back(e);
+        for (const Box& box : plan_.entries_[s][e].wanted) group.elements += box.elements();
+      }
+    }
+    for (auto& [sender, group] : found) {
+      if (sender < 0) continue;
+      const StagedGroup& declared = layout.groups[group.group];
+      if (group.tensors.size() != declared.entries.size()) {
+        const std::string& name = plan_.entry(static_cast<std::uint32_t>(sender), group.entries.front()).name;
+        defect(Code::kInvalidArgument, name,
+               fmt::format("{}: staged group {} needs {} entries, {} come", name, declared.name, declared.entries.size(),
+                           group.tensors.size()));
+        continue;
+      }
+      plan_.groups_[static_cast<std::size_t>(sender)].push_back(std::move(group));
+    }
+  }
+
   static bool cut_at_granule(const Box& part, const Box& wanted, std::span<const std::int64_t> granule) {
     for (std::size_t d = 0; d < part.rank(); ++d) {
       if (part.lo[d] != wanted.lo[d] && part.lo[d] % granule[d] != 0) return false;
@@ -379,6 +427,7 @@ wire::Accept SyncPlan::accept_for(std::uint32_t sender, bool known) const {
     accept.wanted[e].granule = geometry_->of(tensors_[static_cast<std::size_t>(entry.tensor)].rule).granule;
     accept.wanted[e].boxes = entry.wanted;
   }
+  for (const PlanGroup& group : groups_[sender]) accept.groups.push_back({index_->layout().groups[group.group].name, group.entries});
   return accept;
 }
 
@@ -407,6 +456,32 @@ StridedCopy with_cast_source(StridedCopy copy, ElementCast cast) {
 
 }  // namespace
 
+void SyncPlan::count_proofs(wire::Receipt& receipt) const {
+  enum class Proof : std::uint8_t { kNone, kBytes, kConverted, kInputs };
+  const ModelLayout& layout = index_->layout();
+  std::vector<Proof> proofs(layout.storages.size(), Proof::kNone);
+  const auto note = [&](std::uint32_t storage, Proof proof) { proofs[storage] = std::max(proofs[storage], proof); };
+  for (const PlanTensor& tensor : tensors_) {
+    const TensorRule& rule = index_->rule(tensor.rule);
+    if (rule.group >= 0) {
+      for (const std::uint32_t output : layout.groups[static_cast<std::size_t>(rule.group)].outputs) note(output, Proof::kInputs);
+    } else {
+      for (const Placement& placement : rule.placements) note(placement.storage, tensor.cast.none() ? Proof::kBytes : Proof::kConverted);
+    }
+  }
+  for (std::size_t i = 0; i < proofs.size(); ++i) {
+    if (proofs[i] == Proof::kNone) continue;
+    if (proofs[i] == Proof::kBytes) {
+      ++receipt.proved_bytes;
+      continue;
+    }
+    const bool converted = proofs[i] == Proof::kConverted;
+    ++(converted ? receipt.proved_converted : receipt.proved_inputs);
+    if (receipt.outputs.size() < limits::kOutputsMax)
+      receipt.outputs.push_back({layout.storages[i].name, converted ? "converted" : "inputs"});
+  }
+}
+
 Result<StridedCopy> SyncPlan::tensor_nest(const PlanTensor& tensor, const Box& box, std::span<const std::int64_t> strides) const {
   const TensorGeometry source{index_->rule(tensor.rule).shape, tensor.elem_bytes};
   const std::int64_t bytes = element_count(source.shape).value_or(0) * source.elem_bytes;
@@ -415,7 +490,7 @@ Result<StridedCopy> SyncPlan::tensor_nest(const PlanTensor& tensor, const Box& b
 }
 
 Status SyncPlan::append_jobs(const PlanTensor& tensor, const Box& box, const std::byte* source, std::span<const std::int64_t> strides,
-                             std::vector<KeyedJob>& jobs) const {
+                             std::vector<KeyedJob>& jobs, std::byte* scratch) const {
   const TensorRule& rule = index_->rule(tensor.rule);
   const RuleGeometry& geometry = geometry_->of(tensor.rule);
   const std::size_t before = jobs.size();
@@ -445,7 +520,7 @@ Status SyncPlan::append_jobs(const PlanTensor& tensor, const Box& box, const std
     }
     for (const std::int32_t slot : tensor.slots) {
       jobs.push_back({tensor.rule * kPlacementsMax + p, tensor.expert >= 0,
-                      CopyJob{*copy, source, geometry_->storage(placement.storage), 0, tensor.cast}});
+                      CopyJob{*copy, source, rule.group < 0 ? geometry_->storage(placement.storage) : scratch, 0, tensor.cast}});
       jobs.back().job.copy.dst_offset += slot * placement.slot_stride;
     }
   }

@@ -54,6 +54,14 @@ struct PlanTensor {
   std::int64_t elem_bytes = 1;  // of the tensor as it is sent
 };
 
+/// A staged group as one sender brings it.
+struct PlanGroup {
+  std::uint32_t group = 0;             // index into ModelLayout::groups
+  std::vector<std::uint32_t> entries;  // of the sender
+  std::vector<std::uint32_t> tensors;  // of the plan
+  std::int64_t elements = 0;           // wanted of all of them
+};
+
 /// The nests of a rule, cut once for the whole of what a rank wants, and where boxes may be cut. Precomputed for each rule of an index.
 struct RuleGeometry {
   TensorGeometry source;
@@ -69,7 +77,7 @@ class PlanGeometry {
   static Result<PlanGeometry> build(const WeightIndex& index, const StorageTable& table);
   const RuleGeometry& of(std::uint32_t rule) const { return rules_[rule]; }
   /// Address of a layout's storage.
-  std::byte* storage(std::uint32_t index) const { return storages_[index]; }
+  std::byte* storage(std::uint32_t index) const { return index == kScratchStorage ? nullptr : storages_[index]; }
 
  private:
   std::vector<RuleGeometry> rules_;
@@ -97,6 +105,10 @@ class SyncPlan {
   const ExpertMaps& experts() const noexcept { return *experts_; }
   std::span<const PlanEntry> entries(std::uint32_t sender) const { return entries_.at(sender); }
   std::span<const PlanTensor> tensors() const noexcept { return tensors_; }
+  /// Groups that a sender brings.
+  std::span<const PlanGroup> groups(std::uint32_t sender) const { return groups_.at(sender); }
+  /// Counts the storages that the plan writes, by what is proved of them.
+  void count_proofs(wire::Receipt& receipt) const;
   /// Whether any tensor is converted.
   bool converts() const noexcept { return converts_; }
   /// The answer to one sender; to one that has kept what was wanted of its manifest (`known`), without that list.
@@ -112,9 +124,10 @@ class SyncPlan {
     CopyJob job;
   };
   /// Appends the nests that bring `box` of a tensor from `source` (its element box.lo at byte 0, `strides` bytes or packed when empty) to
-  /// all its places. kInvalidArgument when the box is not cut at the granule or lies in no placement as a whole.
+  /// all its places; those of a staged group lie in `scratch`. kInvalidArgument when the box is not cut at the granule or lies in no
+  /// placement as a whole.
   Status append_jobs(const PlanTensor& tensor, const Box& box, const std::byte* source, std::span<const std::int64_t> strides,
-                     std::vector<KeyedJob>& jobs) const;
+                     std::vector<KeyedJob>& jobs, std::byte* scratch = nullptr) const;
   /// The nest that reads the same bytes as append_jobs() in terms of the tensor: its destination side counts bytes of the whole tensor.
   Result<StridedCopy> tensor_nest(const PlanTensor& tensor, const Box& box, std::span<const std::int64_t> strides) const;
 
@@ -129,6 +142,7 @@ class SyncPlan {
   std::vector<SenderPart> parts_;
   std::vector<std::vector<PlanEntry>> entries_;
   std::vector<PlanTensor> tensors_;
+  std::vector<std::vector<PlanGroup>> groups_;  // per sender
   bool converts_ = false;
   std::vector<std::uint64_t> ignored_;  // entries that the engine drops, per sender
 };

@@ -40,6 +40,9 @@ void UpdateSession::adopt(std::shared_ptr<const SyncPlan> agreed) {
   plan = std::move(agreed);
   coverage = std::make_unique<Coverage>(*plan);
   sums.assign(plan->tensors().size(), FingerprintSum{});
+  const bool grouped = !plan->index().layout().groups.empty();
+  input_sums.assign(grouped ? plan->tensors().size() : 0, FingerprintSum{});
+  plan->count_proofs(receipt);
   cast_sums.assign(plan->converts() ? plan->tensors().size() : 0, CastSums{});
   receipt.tensors = plan->tensors().size();
   for (const PlanTensor& tensor : plan->tensors())
@@ -94,8 +97,12 @@ Status UpdateSession::check_bucket(SessionSender& sender, const wire::Bucket& bu
     if (Status status = check_extent_bytes(extent, box, tensor.elem_bytes, memory.value()); !status.ok()) return within(status);
     if (Status status = coverage->add(s, extent.entry, box); !status.ok()) return within(status);
     const auto t = static_cast<std::uint32_t>(entry.tensor);
-    if (Status status = append_work(*plan, t, box, memory.value().data() + extent.offset, extent.strides, work); !status.ok())
+    const std::int32_t group = plan->index().rule(tensor.rule).group;
+    if (Status status = check_group(sender, group); !status.ok()) return within(status);
+    if (Status status = append_work(*plan, t, box, memory.value().data() + extent.offset, extent.strides, work, sender.scratch.data());
+        !status.ok())
       return within(status);
+    take_group(sender, group, box.elements(), work);
     receipt.wire_bytes += static_cast<std::uint64_t>(box.elements() * tensor.elem_bytes);
   }
   ++sender.buckets;
@@ -133,12 +140,34 @@ Status UpdateSession::check_end(SessionSender& sender, const wire::End& end, boo
   return ok_status();
 }
 
+Status UpdateSession::check_group(const SessionSender& sender, std::int32_t group) const {
+  if (group < 0 || sender.group == nullptr || static_cast<std::int32_t>(sender.group->group) == group) return ok_status();
+  const auto& groups = plan->index().layout().groups;
+  return Status(Code::kFailedPrecondition, fmt::format("an entry of staged group {} before group {} of the same sender is whole",
+                                                       groups[static_cast<std::size_t>(group)].name, groups[sender.group->group].name));
+}
+
+void UpdateSession::take_group(SessionSender& sender, std::int32_t group, std::int64_t elements, ApplyWork& work) const {
+  if (group < 0) return;
+  if (sender.group == nullptr) {
+    for (const PlanGroup& each : plan->groups(index_of(sender))) {
+      if (static_cast<std::int32_t>(each.group) == group) sender.group = &each;
+    }
+    sender.group_left = sender.group->elements;
+  }
+  sender.group_left -= elements;
+  if (sender.group_left > 0) return;
+  work.groups.push_back({sender.group->group, sender.group->tensors, sender.scratch, work.jobs.size()});
+  sender.group = nullptr;
+}
+
 void UpdateSession::count(const ApplyStats& stats) {
   receipt.batches += stats.copies.batches;
   receipt.copies += stats.copies.copies;
   receipt.applied_bytes += stats.copies.bytes;
   receipt.runs += stats.runs;
   receipt.run_experts += stats.run_experts;
+  for (const auto& [tensor, sum] : stats.input_sums) input_sums[tensor] = sum;
   for (const auto& [tensor, parts] : stats.cast_sums) {
     cast_sums[tensor].read += parts.read;
     cast_sums[tensor].converted += parts.converted;

@@ -27,9 +27,12 @@ struct SessionSender {
   bool known_manifest = false;  // it sent only the digest
   bool confirmed = false;
   bool ended = false;
-  std::uint64_t buckets = 0;   // taken: the sequence number that comes next
-  std::uint64_t consumed = 0;  // of them answered
-  std::uint64_t progress = 0;  // as its last PING said
+  std::uint64_t buckets = 0;         // taken: the sequence number that comes next
+  std::uint64_t consumed = 0;        // of them answered
+  std::uint64_t progress = 0;        // as its last PING said
+  const PlanGroup* group = nullptr;  // the staged group that has begun and is not whole
+  std::int64_t group_left = 0;       // elements that it still wants
+  std::span<std::byte> scratch;      // where its groups are gathered; empty when it brings none
 };
 
 /// One update: who takes part, what was agreed, what has arrived. A value on the progress thread; it decides nothing about states
@@ -51,8 +54,9 @@ struct UpdateSession {
   std::shared_ptr<const SyncPlan> plan;
   std::unique_ptr<Coverage> coverage;
   ExpectedSums sums;
-  std::uint64_t sums_given = 0;     // entries with a fingerprint so far
-  std::vector<CastSums> cast_sums;  // of the tensors that are converted, as their bytes were read
+  std::uint64_t sums_given = 0;            // entries with a fingerprint so far
+  std::vector<FingerprintSum> input_sums;  // of the entries of staged groups, as the hooks were given them
+  std::vector<CastSums> cast_sums;         // of the tensors that are converted, as their bytes were read
   wire::Receipt receipt;
   const Clock* clock;
   ProgressDeadline deadline;
@@ -88,6 +92,10 @@ struct UpdateSession {
                       wire::Failure& failure);
   /// Takes a sender's fingerprints: each wanted entry once, nothing else. An empty list is possible only when nothing is to be proven.
   Status check_end(SessionSender& sender, const wire::End& end, bool require_proof, wire::Failure& failure);
+  /// Keeps the sender's groups apart: `elements` of an entry of `group` (an index, -1 for none) go into its scratch; with the last of them
+  /// the group's run is appended.
+  Status check_group(const SessionSender& sender, std::int32_t group) const;
+  void take_group(SessionSender& sender, std::int32_t group, std::int64_t elements, ApplyWork& work) const;
   /// Adds what the apply thread did to the receipt and to the sums of conversions.
   void count(const ApplyStats& stats);
   /// Milliseconds since the last call, or since OPEN.

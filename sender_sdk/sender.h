@@ -105,7 +105,8 @@ class Sender {
   /// opens the session, the others wait for it. kInvalidArgument carries every receiver's defects; then nothing was written anywhere.
   Status open(UpdateOptions options);
   /// Hands over one entry. The bytes have been packed when it returns, unless they lie in registered memory: those are read in place and
-  /// must not change until finish() returned. Each entry once, in any order. Blocks while all staging buffers are on the way.
+  /// must not change until finish() returned. Each entry once, in any order, but for those of a staged group, which come one after the
+  /// other: an entry of another group in between is refused (kFailedPrecondition). Blocks while all staging buffers are on the way.
   Status add(std::string_view name, const TensorView& view);
   /// The same without waiting for a staging buffer: `view` must stay valid until `released` is called (once, from any thread, also after a
   /// failure).

@@ -22,6 +22,7 @@
 #include "sender_sdk/bucket_plan.h"
 #include "sender_sdk/connection_loop.h"
 #include "sender_sdk/entry_table.h"
+#include "sender_sdk/group_order.h"
 #include "sender_sdk/packer.h"
 #include "sender_sdk/receiver_links.h"
 #include "sender_sdk/release_once.h"
@@ -149,6 +150,7 @@ class SenderImpl final : public ConnectionLoop::Handler {
   EntryTable entries_;
   std::vector<bool> added_;
   std::size_t next_entry_ = 0;             // behind the one that was added last
+  GroupOrder groups_;
   std::vector<Answer> answers_;            // per receiver
   BucketFiller::WantedLists wanted_;       // per receiver, of `answers_`
   std::optional<BucketPlan> plan_;         // of `wanted_`

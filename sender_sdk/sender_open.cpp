@@ -227,6 +227,9 @@ Status SenderImpl::take_answers() {
     }
     same = same && accepts[r].digest == answers_[r].manifest && (accepts[r].known || equal_wanted(accepts[r].wanted, wanted_[r]));
   }
+  std::vector<std::vector<wire::EntryGroup>> groups;
+  for (const wire::Accept& accept : accepts) groups.push_back(accept.groups);
+  HEADRACE_RETURN_IF_ERROR(groups_.begin(entries_.entries().size(), groups));
   // A plan is used again only where every answer is the one that it was made for.
   if (!same || planned_bucket_bytes_ != bucket_bytes_ || planned_unwanted_ != unwanted_) plan_.reset();
   for (std::size_t r = 0; r < accepts.size(); ++r) HEADRACE_RETURN_IF_ERROR(take_answer(r, std::move(accepts[r])));

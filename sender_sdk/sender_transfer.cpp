@@ -43,6 +43,8 @@ Result<SenderImpl::Job> SenderImpl::admit(std::string_view name, const TensorVie
   Job job{*entry, static_cast<const std::byte*>(view.data), view.strides, nullptr};
   if (job.strides.empty()) job.strides = packed_strides(known.box.shape(), dtype_bytes(known.dtype));
   HEADRACE_RETURN_IF_ERROR(check_view(*entry, job));
+  if (const Status status = groups_.check(*entry); !status.ok())
+    return Status(status.code(), fmt::format("add: tensor {}: {}", name, status.message()));
   if (!transfer_started_) phase_ns_ = environment_.clock->now_ns();
   transfer_started_ = true;
   next_entry_ = std::size_t{*entry} + 1;
@@ -71,9 +73,12 @@ Status SenderImpl::check_view(std::uint32_t entry, const Job& job) const {
 Status SenderImpl::add(std::string_view name, const TensorView& view) {
   auto job = admit(name, view);
   if (!job.ok()) return job.status();
+  // What waits in the queue comes first where the order of entries matters.
+  if (!groups_.empty()) HEADRACE_RETURN_IF_ERROR(drain_packing());
   const std::lock_guard packing(pack_mutex_);
   if (Status status = pack(job.value()); !status.ok()) return fail_here(status);
   added_[job.value().entry] = true;
+  groups_.take(job.value().entry);
   return ok_status();
 }
 
@@ -85,6 +90,7 @@ Status SenderImpl::add_async(std::string_view name, TensorView view, std::functi
     Job job = std::move(admitted).value();
     job.release = release;
     added_[job.entry] = true;
+    groups_.take(job.entry);
     Lock lock(mutex_);
     status = start_packing_thread();
     // Progress of the packing thread is watched where it waits itself.

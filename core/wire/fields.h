@@ -16,6 +16,12 @@ void fields(Phases& m, F& f) {
 }
 
 template <class F>
+void fields(OutputProof& m, F& f) {
+  f("name", m.name, limits::kNameBytesMax);
+  f("proof", m.proof, limits::kIdBytesMax);
+}
+
+template <class F>
 void fields(Receipt& m, F& f) {
   f("engine", m.engine, limits::kIdBytesMax);
   f("rank", m.rank);
@@ -36,6 +42,10 @@ void fields(Receipt& m, F& f) {
   f("engram_calls", m.engram_calls);
   f("plan_cached", m.plan_cached);
   f("proven", m.proven);
+  f("proved_bytes", m.proved_bytes);
+  f("proved_converted", m.proved_converted);
+  f("proved_inputs", m.proved_inputs);
+  f("outputs", m.outputs, limits::kOutputsMax);
   f("phases_ms", m.phases);
 }
 
@@ -109,6 +119,12 @@ void fields(Manifest& m, F& f) {
 }
 
 template <class F>
+void fields(EntryGroup& m, F& f) {
+  f("name", m.name, limits::kNameBytesMax);
+  f("entries", m.entries, limits::kManifestEntriesMax);
+}
+
+template <class F>
 void fields(Accept& m, F& f) {
   f("digest", m.digest);
   f("plan_key", m.plan_key);
@@ -116,6 +132,7 @@ void fields(Accept& m, F& f) {
   f("wanted", m.wanted, limits::kManifestEntriesMax);
   f("ignored", m.ignored);
   f("bucket_bytes_max", m.bucket_bytes_max);
+  f("groups", m.groups, limits::kManifestEntriesMax);
 }
 
 template <class F>

@@ -21,6 +21,7 @@ inline constexpr std::size_t kPeersMax = 1'024;                           // con
 inline constexpr std::size_t kRanksMax = 4'096;                           // ranks of one engine
 inline constexpr std::size_t kMemoriesMax = 256;                          // memories one sender has attached at a receiver
 inline constexpr std::size_t kIdBytesMax = 64;                            // job, engine, sender, run and scope names
+inline constexpr std::size_t kOutputsMax = 1'000;                         // storages listed in one receipt with another proof than bytes
 inline constexpr std::size_t kReadBytesMax = std::size_t{4} << 20;        // one READ
 inline constexpr std::int64_t kBucketBytesDefault = std::int64_t{64} << 20;
 inline constexpr std::int64_t kBucketBytesMin = std::int64_t{64} << 10;

@@ -112,6 +112,12 @@ struct Wanted {
   std::vector<Box> boxes;             // empty: nothing
 };
 
+/// Entries of one sender that a receiver computes from together: they come one after the other, with no other group's in between.
+struct EntryGroup {
+  std::string name;
+  std::vector<std::uint32_t> entries;
+};
+
 struct Accept {
   Digest digest;  // of the manifest it answers
   Digest plan_key;
@@ -119,6 +125,7 @@ struct Accept {
   std::vector<Wanted> wanted;  // one for each entry
   std::uint64_t ignored = 0;   // entries that this receiver's engine drops
   std::int64_t bucket_bytes_max = 0;
+  std::vector<EntryGroup> groups;
 };
 
 struct Reject {

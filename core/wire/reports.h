@@ -24,6 +24,12 @@ struct Phases {         // milliseconds
   double commit = 0;    // PREPARED to COMMITTED
 };
 
+/// A storage of which something else was proved than its bytes.
+struct OutputProof {
+  std::string name;
+  std::string proof;  // "converted" or "inputs"
+};
+
 /// What one receiver says about one update.
 struct Receipt {
   std::string engine;
@@ -45,6 +51,12 @@ struct Receipt {
   std::uint64_t engram_calls = 0;  // finish work for host tables
   bool plan_cached = false;
   bool proven = false;  // every fingerprint was equal
+  // Storages that this update wrote, by what was proved of them: their bytes as they were sent, what these were converted to, or only what
+  // a staged group's hook was given.
+  std::uint64_t proved_bytes = 0;
+  std::uint64_t proved_converted = 0;
+  std::uint64_t proved_inputs = 0;
+  std::vector<OutputProof> outputs;  // those that are not `bytes`, at most limits::kOutputsMax
   Phases phases;
 };
 

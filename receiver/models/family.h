@@ -36,6 +36,9 @@ struct Placement {
   std::int64_t slot_stride = 0;
 };
 
+/// Placement::storage of what is gathered in the scratch of a staged group.
+inline constexpr std::uint32_t kScratchStorage = UINT32_MAX;
+
 /// The scope of host-resident tables.
 inline constexpr std::string_view kTablesScope = "tables";
 
@@ -50,7 +53,8 @@ struct TensorRule {
   Shape shape;  // of the checkpoint tensor
   std::string scope = "target";
   std::vector<Placement> placements;
-  bool optional = false;  // coverage does not ask for it
+  bool optional = false;    // coverage does not ask for it
+  std::int32_t group = -1;  // index into ModelLayout::groups, whose scratch the placement lies in; place_groups() sets it
 };
 
 /// A tensor with a name of its own.
@@ -108,6 +112,16 @@ struct LaunchConstant {
   std::string scope = "target";
 };
 
+/// Tensors that land by computation instead of by a copy: they are gathered, packed, in a scratch of the receiver, and when all are there
+/// the engine's hook makes the outputs of them. A sender brings them one after the other, with no other group in between.
+struct StagedGroup {
+  std::string name;                    // for messages
+  std::string hook;                    // which of the engine's hooks
+  std::vector<NamedRule> entries;      // no placement: the whole tensor is wanted; one placement: its box is
+  std::vector<std::uint32_t> outputs;  // storages that the hook writes
+  std::int64_t work_bytes = 0;         // scratch that the hook wants for itself
+};
+
 /// What the engine's own loader would do with a name: the parameter, shard and logical expert that it loads, that it drops the name, or
 /// that it finds nothing for it.
 struct ScanAnswer {
@@ -132,6 +146,7 @@ struct ModelLayout {
   std::vector<ConstantRule> constants;
   std::vector<PairedValues> paired_values;
   std::vector<LaunchConstant> launch_constants;
+  std::vector<StagedGroup> groups;
   NameScan scan;  // may be empty: names that are no rule are then unknown
 };
 

@@ -273,7 +273,7 @@ void SessionControl::reject(UpdateSession& session, std::vector<wire::Failure> d
 
 Status SessionControl::give_scratch(UpdateSession& session) {
   std::size_t count = 0;
-  for (std::uint32_t s = 0; s < session.senders.size(); ++s) count += session.plan->groups(s).empty() ? 0 : 1;
+  for (std::uint32_t s = 0; s < session.senders.size(); ++s) count += session.plan->groups(s).empty() ? 0U : 1U;
   HEADRACE_RETURN_IF_ERROR(env_.scratch->reserve(count));
   count = 0;
   for (std::uint32_t s = 0; s < session.senders.size(); ++s) {

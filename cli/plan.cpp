@@ -33,6 +33,7 @@ JsonValue rank_json(const RankForecast& rank) {
       .set("storages", rank.storages)
       .set("storage_bytes", rank.storage_bytes)
       .set("padding_bytes", rank.padding_bytes)
+      .set("groups", rank.groups)
       .set("wire_bytes", receipt.wire_bytes)
       .set("applied_bytes", receipt.applied_bytes)
       .set("tensors", receipt.tensors)
@@ -61,6 +62,12 @@ void print_rank(const RankForecast& rank) {
              human_bytes(receipt.wire_bytes), human_bytes(receipt.applied_bytes), receipt.tensors, rank.converted, receipt.expert_tensors,
              receipt.batches, receipt.copies, receipt.runs, experts_per_run(receipt), human_bytes(rank.padding_bytes),
              human_bytes(rank.storage_bytes));
+}
+
+void print_groups(const UpdateForecast& forecast) {
+  std::uint64_t groups = 0;
+  for (const RankForecast& rank : forecast.ranks) groups += rank.groups;
+  if (groups != 0) fmt::print("{} staged groups over all ranks are computed by hooks of the engine\n", groups);
 }
 
 void print_ignored(const std::vector<std::string>& ignored) {
@@ -106,7 +113,10 @@ ExitCode plan(const PlanOptions& options) {
     ranks.push_back(rank_json(rank));
     if (json.text_allowed()) print_rank(rank);
   }
-  if (json.text_allowed()) print_ignored(update.ignored);
+  if (json.text_allowed()) {
+    print_groups(update);
+    print_ignored(update.ignored);
+  }
   return finish_done(json, json.document()
                                .set("family", update.family)
                                .set("variant", options.model.variant)

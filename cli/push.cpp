@@ -135,7 +135,8 @@ Result<UpdateReport> update(Sender& sender, const Checkpoint& checkpoint, const 
   HEADRACE_RETURN_IF_ERROR(sender.open(std::move(update)));
   Progress progress("pushing", total);
   std::uint64_t done = 0;
-  for (const CheckpointTensor* tensor : tensors.value()) {
+  for (const std::uint32_t entry : sender.order()) {
+    const CheckpointTensor* tensor = tensors.value()[entry];
     const Result<std::span<const std::byte>> bytes = checkpoint.bytes(*tensor);
     if (!bytes.ok()) {
       sender.abort(bytes.status().message());

@@ -14,6 +14,7 @@
 #include "receiver/applier.h"
 #include "receiver/expert_runs.h"
 #include "receiver/host_storage.h"
+#include "receiver/staged_groups.h"
 #include "receiver/sync_plan.h"
 #include "receiver/update_session.h"
 #include "receiver/weight_index.h"
@@ -98,6 +99,7 @@ class Forecaster {
     request.rank = number;
     Result<ModelLayout> layout = build_model(request, input_.config, input_.model);
     if (!layout.ok()) return layout.status();
+    HEADRACE_RETURN_IF_ERROR(place_groups(layout.value()));
     Result<HostStorage> storage = HostStorage::reserve(layout.value());
     if (!storage.ok()) return storage.status();
     auto rank = std::make_unique<Rank>(std::move(layout).value(), std::move(storage).value());
@@ -207,6 +209,7 @@ class Forecaster {
       const std::span<const PlanTensor> tensors = rank.session->plan->tensors();
       forecast.converted =
           static_cast<std::uint64_t>(std::count_if(tensors.begin(), tensors.end(), [](const PlanTensor& t) { return !t.cast.none(); }));
+      forecast.groups = rank.session->plan->groups(0).size();
       forecast.storages = rank.storage.table().size();
       forecast.storage_bytes = static_cast<std::uint64_t>(rank.storage.table().total_bytes());
       for (const ConstantRule& constant : rank.index.layout().constants) {

@@ -30,6 +30,7 @@ struct RankForecast {
   std::uint64_t converted = 0;  // of its tensors, those that are kept in another dtype than they are brought in
   std::uint64_t storages = 0;
   std::uint64_t storage_bytes = 0;
+  std::uint64_t groups = 0;         // staged groups, whose hooks would run
   std::uint64_t padding_bytes = 0;  // written by the layout's constants, at start and after a discard
 };
 

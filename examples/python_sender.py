@@ -2,7 +2,8 @@
 """A small sender: puts safetensors files into the running ranks of a job.
 
 Written from docs/protocol.md alone, with pyzmq, msgpack and the standard library. One sender brings all tensors as one version; what ranks
-want in parts is cut into their boxes. Exit code 0: every rank has committed and proven it. 3: refused, with the reasons
+want in parts is cut into their boxes. Tensors go in the order of the files, but those that a rank computes something of together (its groups)
+go one after the other, where the first of them stands. Exit code 0: every rank has committed and proven it. 3: refused, with the reasons
 on standard error. 4: a rank was lost or too slow.
 """
 
@@ -226,6 +227,7 @@ class Update:
         self.tensors = tensors
         self.session = secrets.randbits(64) or 1
         self.receivers = []
+        self.order = []  # of entries, as they are sent
         self.open = False
         self.progress = 0
         self.pinged = 0.0
@@ -290,9 +292,19 @@ class Update:
                 raise Failed(REFUSED, f"{receiver.name}: ACCEPT for {len(accept['wanted'])} entries, the manifest has {len(self.tensors)}")
             if accept["bucket_bytes_max"]:
                 self.bucket_bytes = min(self.bucket_bytes, accept["bucket_bytes_max"])
+        self.order = self.in_groups([group["entries"] for accept in accepts for group in accept["groups"]])
         defects = [text for entry in range(len(self.tensors)) if (text := self.unwanted(entry))]
         if defects:
             raise Failed(REFUSED, "\n".join(defects))
+
+    def in_groups(self, groups):
+        """All entries, each group from where its first stands."""
+        place = list(range(len(self.tensors)))
+        for group in groups:
+            first = min(place[entry] for entry in group)
+            for entry in group:
+                place[entry] = first
+        return sorted(range(len(self.tensors)), key=lambda entry: (place[entry], entry))
 
     @staticmethod
     def parse_wanted(item, tensor):
@@ -323,7 +335,8 @@ class Update:
         if self.options.data_path == "shm":
             self.share_memory()
         bucket, filled = [], 0  # [(receivers, entry, (lo, hi), bytes)]
-        for entry, tensor in enumerate(self.tensors):
+        for entry in self.order:
+            tensor = self.tensors[entry]
             for box, receivers in self.boxes_of(entry):
                 for lo, hi in self.cut(tensor, box, receivers[0].wanted[entry]["granule"]):
                     data = self.pack(entry, tensor, lo, hi, receivers)

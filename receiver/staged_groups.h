@@ -20,6 +20,16 @@ Status place_groups(ModelLayout& layout);
 /// Bytes of scratch of a group: its entries, then the work bytes.
 std::int64_t scratch_bytes(const ModelLayout& layout, const StagedGroup& group);
 
+/// Calls visit(storage) for each storage that is written where a rule's tensor arrives: those of its placements, or its group's outputs.
+template <class Visit>
+void each_written(const ModelLayout& layout, const TensorRule& rule, const Visit& visit) {
+  if (rule.group < 0) {
+    for (const Placement& placement : rule.placements) visit(placement.storage);
+  } else {
+    for (const std::uint32_t output : layout.groups[static_cast<std::size_t>(rule.group)].outputs) visit(output);
+  }
+}
+
 /// Scratch memory, one for each sender that brings groups at a time. The first is there from the start; more are taken before the first
 /// byte of an update and given back after it. Progress thread only.
 class GroupScratch {

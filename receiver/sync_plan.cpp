@@ -460,14 +460,10 @@ void SyncPlan::count_proofs(wire::Receipt& receipt) const {
   enum class Proof : std::uint8_t { kNone, kBytes, kConverted, kInputs };
   const ModelLayout& layout = index_->layout();
   std::vector<Proof> proofs(layout.storages.size(), Proof::kNone);
-  const auto note = [&](std::uint32_t storage, Proof proof) { proofs[storage] = std::max(proofs[storage], proof); };
   for (const PlanTensor& tensor : tensors_) {
     const TensorRule& rule = index_->rule(tensor.rule);
-    if (rule.group >= 0) {
-      for (const std::uint32_t output : layout.groups[static_cast<std::size_t>(rule.group)].outputs) note(output, Proof::kInputs);
-    } else {
-      for (const Placement& placement : rule.placements) note(placement.storage, tensor.cast.none() ? Proof::kBytes : Proof::kConverted);
-    }
+    const Proof proof = rule.group >= 0 ? Proof::kInputs : tensor.cast.none() ? Proof::kBytes : Proof::kConverted;
+    each_written(layout, rule, [&](std::uint32_t storage) { proofs[storage] = std::max(proofs[storage], proof); });
   }
   for (std::size_t i = 0; i < proofs.size(); ++i) {
     if (proofs[i] == Proof::kNone) continue;

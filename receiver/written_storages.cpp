@@ -5,6 +5,8 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "receiver/staged_groups.h"
+
 namespace headrace {
 
 WrittenStorages::WrittenStorages(const WeightIndex& index, const PlanGeometry& geometry, std::span<const std::string> optional_names)
@@ -21,16 +23,16 @@ WrittenStorages::WrittenStorages(const WeightIndex& index, const PlanGeometry& g
   for (const WeightIndex::Needed& needed : index.needed(index.scopes())) {
     if (geometry.of(needed.rule).wanted_bytes == 0 || matches_any(optional_names, needed.name)) continue;
     const TensorRule& rule = index.rule(needed.rule);
-    for (const Placement& placement : rule.placements) {
-      if (!storages[placement.storage].optional) needed_by_[memory_[placement.storage]] = rule.scope;
-    }
+    each_written(index.layout(), rule, [&](std::uint32_t s) {
+      if (!storages[s].optional) needed_by_[memory_[s]] = rule.scope;
+    });
   }
 }
 
 template <class Visit>
 void WrittenStorages::each_storage(const SyncPlan& plan, const Visit& visit) const {
   for (const PlanTensor& tensor : plan.tensors()) {
-    for (const Placement& placement : index_->rule(tensor.rule).placements) visit(memory_[placement.storage]);
+    each_written(index_->layout(), index_->rule(tensor.rule), [&](std::uint32_t s) { visit(memory_[s]); });
   }
 }
 

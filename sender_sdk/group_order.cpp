@@ -2,10 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <numeric>
+
 namespace headrace {
 
 Status GroupOrder::begin(std::size_t entries, std::span<const std::vector<wire::EntryGroup>> receivers) {
   receivers_.clear();
+  entries_ = entries;
   for (std::size_t r = 0; r < receivers.size(); ++r) {
     if (receivers[r].empty()) continue;
     PerReceiver row;
@@ -44,6 +48,24 @@ void GroupOrder::take(std::uint32_t entry) {
     if (row.open < 0) row.left = row.groups[static_cast<std::size_t>(group)].entries;
     row.open = --row.left == 0 ? -1 : group;
   }
+}
+
+std::vector<std::uint32_t> GroupOrder::order() const {
+  std::vector<std::uint32_t> entries(entries_);
+  std::iota(entries.begin(), entries.end(), 0U);
+  std::vector<std::uint32_t> place = entries;
+  for (const PerReceiver& row : receivers_) {
+    std::vector<std::uint32_t> first(row.groups.size(), UINT32_MAX);
+    for (std::size_t e = 0; e < entries_; ++e) {
+      if (row.group_of[e] >= 0)
+        first[static_cast<std::size_t>(row.group_of[e])] = std::min(first[static_cast<std::size_t>(row.group_of[e])], place[e]);
+    }
+    for (std::size_t e = 0; e < entries_; ++e) {
+      if (row.group_of[e] >= 0) place[e] = first[static_cast<std::size_t>(row.group_of[e])];
+    }
+  }
+  std::stable_sort(entries.begin(), entries.end(), [&](std::uint32_t a, std::uint32_t b) { return place[a] < place[b]; });
+  return entries;
 }
 
 }  // namespace headrace

@@ -22,6 +22,8 @@ class GroupOrder {
   /// kFailedPrecondition names the group that is open when `entry` belongs to another one.
   Status check(std::uint32_t entry) const;
   void take(std::uint32_t entry);
+  /// All entries: each group as a whole where its first entry stands, the rest as they are.
+  std::vector<std::uint32_t> order() const;
 
  private:
   struct Group {
@@ -35,6 +37,7 @@ class GroupOrder {
     std::size_t left = 0;
   };
   std::vector<PerReceiver> receivers_;  // those with groups
+  std::size_t entries_ = 0;
 };
 
 }  // namespace headrace

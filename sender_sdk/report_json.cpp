@@ -14,6 +14,12 @@ JsonValue phases_json(const wire::Phases& phases) {
       .done();
 }
 
+JsonValue outputs_json(const std::vector<wire::OutputProof>& outputs) {
+  JsonValue::Array listed;
+  for (const wire::OutputProof& output : outputs) listed.push_back(JsonObject().set("name", output.name).set("proof", output.proof).done());
+  return listed;
+}
+
 }  // namespace
 
 JsonValue receipt_json(const wire::Receipt& receipt) {
@@ -37,6 +43,10 @@ JsonValue receipt_json(const wire::Receipt& receipt) {
       .set("engram_calls", receipt.engram_calls)
       .set("plan_cached", receipt.plan_cached)
       .set("proven", receipt.proven)
+      .set("proved_bytes", receipt.proved_bytes)
+      .set("proved_converted", receipt.proved_converted)
+      .set("proved_inputs", receipt.proved_inputs)
+      .set("outputs", outputs_json(receipt.outputs))
       .set("phases_ms", phases_json(receipt.phases))
       .done();
 }

@@ -26,6 +26,9 @@ const std::vector<ReceiverInfo>& Sender::receivers() const noexcept {
 Status Sender::open(UpdateOptions options) {
   return impl_->inner->open(std::move(options));
 }
+std::vector<std::uint32_t> Sender::order() const {
+  return impl_->inner->order();
+}
 Status Sender::add(std::string_view name, const TensorView& view) {
   return impl_->inner->add(name, view);
 }

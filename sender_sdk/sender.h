@@ -104,6 +104,8 @@ class Sender {
   /// Opens an update and returns when all receivers have accepted all senders' manifests and expect buckets. The lead (first of `senders`)
   /// opens the session, the others wait for it. kInvalidArgument carries every receiver's defects; then nothing was written anywhere.
   Status open(UpdateOptions options);
+  /// Of an open update: UpdateOptions::entries, as indices, in an order that keeps staged groups together. Theirs, where there is no group.
+  std::vector<std::uint32_t> order() const;
   /// Hands over one entry. The bytes have been packed when it returns, unless they lie in registered memory: those are read in place and
   /// must not change until finish() returned. Each entry once, in any order, but for those of a staged group, which come one after the
   /// other: an entry of another group in between is refused (kFailedPrecondition). Blocks while all staging buffers are on the way.

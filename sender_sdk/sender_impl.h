@@ -47,6 +47,7 @@ class SenderImpl final : public ConnectionLoop::Handler {
 
   const std::vector<ReceiverInfo>& receivers() const noexcept { return receivers_; }
   Status open(UpdateOptions options);
+  std::vector<std::uint32_t> order() const { return groups_.order(); }
   Status add(std::string_view name, const TensorView& view);
   Status add_async(std::string_view name, TensorView view, std::function<void(const Status&)> released);
   Result<UpdateReport> finish();

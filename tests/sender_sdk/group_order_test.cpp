@@ -32,6 +32,15 @@ TEST(GroupOrder, HoldsEveryReceiverToItsOwnGroups) {
   EXPECT_TRUE(order.check(1).ok());
 }
 
+TEST(GroupOrder, PutsEachGroupWhereItsFirstEntryStands) {
+  GroupOrder order;
+  const std::vector<wire::EntryGroup> groups{{"a", {5, 1}}, {"b", {2, 4}}};
+  ASSERT_TRUE(order.begin(7, std::vector{groups, {}, groups}).ok());
+  EXPECT_EQ(order.order(), (std::vector<std::uint32_t>{0, 1, 5, 2, 4, 3, 6}));
+  ASSERT_TRUE(order.begin(3, {}).ok());
+  EXPECT_EQ(order.order(), (std::vector<std::uint32_t>{0, 1, 2}));
+}
+
 TEST(GroupOrder, RefusesGroupsThatNoManifestFits) {
   GroupOrder order;
   EXPECT_EQ(order.begin(2, std::vector{std::vector<wire::EntryGroup>{{"a", {0, 2}}}}).code(), Code::kCorruption);

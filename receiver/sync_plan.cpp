@@ -418,6 +418,7 @@ wire::Accept SyncPlan::accept_for(std::uint32_t sender, bool known) const {
   accept.plan_key = key_;
   accept.ignored = ignored_[sender];
   accept.known = known;
+  for (const PlanGroup& group : groups_[sender]) accept.groups.push_back({index_->layout().groups[group.group].name, group.entries});
   if (known) return accept;
   accept.wanted.resize(entries_[sender].size());
   for (std::size_t e = 0; e < accept.wanted.size(); ++e) {
@@ -427,7 +428,6 @@ wire::Accept SyncPlan::accept_for(std::uint32_t sender, bool known) const {
     accept.wanted[e].granule = geometry_->of(tensors_[static_cast<std::size_t>(entry.tensor)].rule).granule;
     accept.wanted[e].boxes = entry.wanted;
   }
-  for (const PlanGroup& group : groups_[sender]) accept.groups.push_back({index_->layout().groups[group.group].name, group.entries});
   return accept;
 }
 

@@ -1,5 +1,7 @@
 #include "sender_sdk/report_json.h"
 
+#include <utility>
+
 #include "core/checkpoint/json_text.h"
 
 namespace headrace {
@@ -17,7 +19,7 @@ JsonValue phases_json(const wire::Phases& phases) {
 JsonValue outputs_json(const std::vector<wire::OutputProof>& outputs) {
   JsonValue::Array listed;
   for (const wire::OutputProof& output : outputs) listed.push_back(JsonObject().set("name", output.name).set("proof", output.proof).done());
-  return listed;
+  return JsonValue(std::move(listed));
 }
 
 }  // namespace

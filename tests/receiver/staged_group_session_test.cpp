@@ -227,7 +227,17 @@ TEST_F(StagedGroupSession, RunsAgainInTheNextUpdate) {
   sender.hello();
   for (std::uint64_t step = 1; step <= 2; ++step) {
     data_ = small_model::bytes(5 * kBytes, static_cast<std::uint32_t>(step));
-    begin(sender, all(), step, "run/" + std::to_string(step));
+    if (step == 1) begin(sender, all(), step, "run/1");
+    if (step == 2) {
+      sender.open(step, "run/2");
+      sender.expect<wire::Opened>();
+      sender.send(wire::Manifest{digest_of(wire::encode_entries(all())), true, {}});
+      const auto accept = sender.expect<wire::Accept>();
+      EXPECT_TRUE(accept.known);
+      EXPECT_EQ(accept.groups.size(), 2U) << "groups are told also where nothing else is";
+      sender.send(wire::Confirm{});
+      sender.expect<wire::Begin>();
+    }
     sender.send(wire::Bucket{0, {extent(0, 0), extent(1, 1), extent(2, 2), extent(3, 3), extent(4, 4)}}, data_);
     sender.expect<wire::Consumed>();
     sender.send(wire::End{1, all_sums()});

@@ -32,7 +32,7 @@ struct SessionSender {
   std::uint64_t progress = 0;        // as its last PING said
   const PlanGroup* group = nullptr;  // the staged group that has begun and is not whole
   std::int64_t group_left = 0;       // elements that it still wants
-  std::span<std::byte> scratch;      // where its groups are gathered; empty when it brings none
+  std::span<std::byte> scratch{};    // where its groups are gathered; empty when it brings none
 };
 
 /// One update: who takes part, what was agreed, what has arrived. A value on the progress thread; it decides nothing about states

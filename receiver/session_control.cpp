@@ -86,6 +86,10 @@ void SessionControl::first_enqueue() {
   } else {
     written_.forget();
   }
+  restore_after_discard();
+}
+
+void SessionControl::restore_after_discard() {
   if (std::exchange(discarded_, false)) (void)env_.applier->run_async(env_.restore);
 }
 
@@ -357,6 +361,7 @@ void SessionControl::on_end(UpdateSession& session, SessionSender& sender, const
 
 void SessionControl::prove(UpdateSession& session) {
   session.receipt.phases.transfer = session.lap_ms();
+  restore_after_discard();  // when nothing was wanted, nothing was enqueued before
   const SessionId id = session.id;
   const bool to_prove = session.sums_given > 0 || session.plain();
   // An update without table rows does no table work at all; the counter proves it.

@@ -90,6 +90,8 @@ class SessionControl {
   void on_proven(const ProofOutcome& outcome, const Status& after, std::span<const std::string> lost);
   void commit(UpdateSession& session);
   void first_enqueue();
+  /// Enqueues that constants and canaries are written again, if the content was lost since they were.
+  void restore_after_discard();
   Result<SyncPlan::Outcome> plan_plain(std::span<const NamedView> tensors) const;
   Status jobs_plain(const SyncPlan& plan, std::span<const NamedView> tensors, ApplyWork& work) const;
   /// A failure found on this rank.

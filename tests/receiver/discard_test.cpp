@@ -1,5 +1,6 @@
 // Content that is lost while addresses stay, and updates that bring only a part of what an engine holds.
 #include <algorithm>
+#include <cstring>
 
 #include "tests/receiver/receiver_fixture.h"
 
@@ -88,6 +89,33 @@ TEST_F(Discard, IsFoundAtOpenAndPaddingIsWrittenAgain) {
   sender.expect<wire::Committed>();
   expect_live(2);
   EXPECT_EQ(slot(), SlotState::kCommitted);
+  update(sender, 3, "run/3", 3);
+  EXPECT_EQ(status().discards, 1U) << "the canaries are back";
+}
+
+TEST_F(Discard, IsFollowedByPaddingAlsoWhereAnUpdateBringsNothing) {
+  for (StorageSpec& storage : layout_.storages) storage.optional = true;
+  for (NamedRule& named : layout_.named) named.rule.optional = true;
+  for (ExpertRule& expert : layout_.expert_rules) expert.rule.optional = true;
+  start();
+  WireSender sender = connect("lead");
+  sender.hello();
+  update(sender, 1, "run/1", 1);
+  overwrite_pool();
+  offer(sender, 2, "run/2", {"target"}, {4});  // an expert of another rank
+  sender.expect<wire::Accept>();
+  sender.send(wire::Confirm{});
+  sender.expect<wire::Begin>();
+  sender.send(wire::End{});
+  sender.expect<wire::Prepared>();
+  sender.send(wire::Commit{});
+  sender.expect<wire::Committed>();
+  const Storage& experts = storage_->table().all()[2];
+  for (std::int64_t pad = 4; pad < experts.bytes; pad += 8) {
+    std::uint32_t word = 0;
+    std::memcpy(&word, experts.address + pad, sizeof(word));
+    ASSERT_EQ(word, small_model::kPad) << "at byte " << pad;
+  }
   update(sender, 3, "run/3", 3);
   EXPECT_EQ(status().discards, 1U) << "the canaries are back";
 }

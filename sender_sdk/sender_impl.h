@@ -150,7 +150,7 @@ class SenderImpl final : public ConnectionLoop::Handler {
   // The caller's thread alone; read by the packing thread while an update is open.
   EntryTable entries_;
   std::vector<bool> added_;
-  std::size_t next_entry_ = 0;             // behind the one that was added last
+  std::size_t next_entry_ = 0;  // behind the one that was added last
   GroupOrder groups_;
   std::vector<Answer> answers_;            // per receiver
   BucketFiller::WantedLists wanted_;       // per receiver, of `answers_`

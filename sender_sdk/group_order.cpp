@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace headrace {
 
@@ -64,7 +65,8 @@ std::vector<std::uint32_t> GroupOrder::order() const {
       if (row.group_of[e] >= 0) place[e] = first[static_cast<std::size_t>(row.group_of[e])];
     }
   }
-  std::stable_sort(entries.begin(), entries.end(), [&](std::uint32_t a, std::uint32_t b) { return place[a] < place[b]; });
+  std::sort(entries.begin(), entries.end(),
+            [&](std::uint32_t a, std::uint32_t b) { return std::pair(place[a], a) < std::pair(place[b], b); });
   return entries;
 }
 

@@ -48,6 +48,9 @@ Status read_options(std::span<char*> arguments, Options& options) {
       options.names.emplace_back(word);
     }
   }
+  if (!options.peers.empty() && !options.names.empty()) {
+    return Status(Code::kInvalidArgument, fmt::format("with --peers there are no rows to choose, {} was given", options.names.front()));
+  }
   for (const std::string& name : options.names) {
     const auto begins = [&](const std::string& row) { return row.starts_with(name); };
     if (std::none_of(row_names().begin(), row_names().end(), begins)) {

@@ -10,6 +10,7 @@
 #include "benchmarks/v41_model.h"
 #include "core/base/check.h"
 #include "core/wire/codec.h"
+#include "receiver/applier.h"
 
 namespace headrace::bench {
 namespace {
@@ -140,14 +141,7 @@ void PlannedUpdate::append_jobs(const StagedBucket& bucket, const std::byte* sta
 
 CopyStats BucketApplier::apply(std::span<const SyncPlan::KeyedJob> jobs) {
   batch_.clear();
-  for (const SyncPlan::KeyedJob& keyed : jobs) {
-    if (keyed.expert) {
-      runs_.add(keyed.key, keyed.job);
-    } else {
-      batch_.push_back(keyed.job);
-    }
-  }
-  runs_.flush(batch_);
+  make_batch(jobs, runs_, batch_);
   return executor_.run(batch_);
 }
 

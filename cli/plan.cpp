@@ -7,6 +7,7 @@
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "cli/update_forecast.h"
+#include "sender_sdk/report_json.h"
 
 namespace headrace::cli {
 namespace {
@@ -27,24 +28,14 @@ double experts_per_run(const wire::Receipt& receipt) {
 }
 
 JsonValue rank_json(const RankForecast& rank) {
-  const wire::Receipt& receipt = rank.receipt;
-  return JsonObject()
-      .set("rank", receipt.rank)
+  JsonObject object;
+  object.set("rank", rank.receipt.rank)
       .set("storages", rank.storages)
       .set("storage_bytes", rank.storage_bytes)
       .set("padding_bytes", rank.padding_bytes)
       .set("groups", rank.groups)
-      .set("wire_bytes", receipt.wire_bytes)
-      .set("applied_bytes", receipt.applied_bytes)
-      .set("tensors", receipt.tensors)
-      .set("converted", rank.converted)
-      .set("expert_tensors", receipt.expert_tensors)
-      .set("buckets", receipt.buckets)
-      .set("batches", receipt.batches)
-      .set("copies", receipt.copies)
-      .set("runs", receipt.runs)
-      .set("run_experts", receipt.run_experts)
-      .done();
+      .set("converted", rank.converted);
+  return add_counts(object, rank.receipt).done();
 }
 
 void print_forecast(const UpdateForecast& forecast, const PlanOptions& options) {

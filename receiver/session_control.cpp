@@ -365,8 +365,7 @@ void SessionControl::prove(UpdateSession& session) {
   const SessionId id = session.id;
   const bool to_prove = session.sums_given > 0 || session.plain();
   // An update without table rows does no table work at all; the counter proves it.
-  const bool tables = std::any_of(session.plan->tensors().begin(), session.plan->tensors().end(),
-                                  [&](const PlanTensor& tensor) { return env_.index->rule(tensor.rule).scope == kTablesScope; });
+  const bool tables = session.plan->brings_tables();
   if (tables && env_.hooks->finish_tables != nullptr) {
     ++session.receipt.engram_calls;
     ++engram_calls_;

@@ -127,6 +127,7 @@ class PlanCompiler {
     for (PlanTensor& tensor : plan_.tensors_) divide(tensor);
     gather_groups();
     if (options_.check_coverage) find_missing();
+    summarize();
     SyncPlan::Outcome outcome;
     outcome.defects_total = defects_total_;
     outcome.defects = std::move(defects_);
@@ -142,6 +143,23 @@ class PlanCompiler {
     failure.name = std::move(name);
     defects_.push_back(std::move(failure));
     return &defects_.back();
+  }
+
+  /// What a session asks of the whole plan at every step is found once here.
+  void summarize() {
+    const ModelLayout& layout = index_.layout();
+    std::vector<std::optional<StorageProof>> proofs(layout.storages.size());
+    for (const PlanTensor& tensor : plan_.tensors_) {
+      const TensorRule& rule = index_.rule(tensor.rule);
+      const StorageProof proof = rule.group >= 0      ? StorageProof::kInputs
+                                 : tensor.cast.none() ? StorageProof::kBytes
+                                                      : StorageProof::kConverted;
+      each_written(layout, rule, [&](std::uint32_t s) { proofs[s] = std::max(proofs[s].value_or(proof), proof); });
+      if (tensor.expert >= 0) ++plan_.expert_tensors_;
+      plan_.brings_tables_ = plan_.brings_tables_ || rule.scope == kTablesScope;
+    }
+    for (std::uint32_t s = 0; s < proofs.size(); ++s)
+      if (proofs[s]) plan_.written_.push_back({s, *proofs[s]});
   }
 
   void resolve_entries() {
@@ -456,25 +474,18 @@ StridedCopy with_cast_source(StridedCopy copy, ElementCast cast) {
 
 }  // namespace
 
-void SyncPlan::count_proofs(wire::Receipt& receipt) const {
-  enum class Proof : std::uint8_t { kNone, kBytes, kConverted, kInputs };
-  const ModelLayout& layout = index_->layout();
-  std::vector<Proof> proofs(layout.storages.size(), Proof::kNone);
-  for (const PlanTensor& tensor : tensors_) {
-    const TensorRule& rule = index_->rule(tensor.rule);
-    const Proof proof = rule.group >= 0 ? Proof::kInputs : tensor.cast.none() ? Proof::kBytes : Proof::kConverted;
-    each_written(layout, rule, [&](std::uint32_t storage) { proofs[storage] = std::max(proofs[storage], proof); });
-  }
-  for (std::size_t i = 0; i < proofs.size(); ++i) {
-    if (proofs[i] == Proof::kNone) continue;
-    if (proofs[i] == Proof::kBytes) {
+void SyncPlan::describe(wire::Receipt& receipt) const {
+  receipt.tensors = tensors_.size();
+  receipt.expert_tensors = expert_tensors_;
+  for (const WrittenStorage& written : written_) {
+    if (written.proof == StorageProof::kBytes) {
       ++receipt.proved_bytes;
       continue;
     }
-    const bool converted = proofs[i] == Proof::kConverted;
+    const bool converted = written.proof == StorageProof::kConverted;
     ++(converted ? receipt.proved_converted : receipt.proved_inputs);
     if (receipt.outputs.size() < limits::kOutputsMax)
-      receipt.outputs.push_back({layout.storages[i].name, converted ? "converted" : "inputs"});
+      receipt.outputs.push_back({index_->layout().storages[written.storage].name, converted ? "converted" : "inputs"});
   }
 }
 

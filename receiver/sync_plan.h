@@ -84,6 +84,15 @@ class PlanGeometry {
   std::vector<std::byte*> storages_;
 };
 
+/// What the proof of an update says of a storage: its bytes are what was sent, what they were converted from was, or what a hook made it
+/// from was.
+enum class StorageProof : std::uint8_t { kBytes, kConverted, kInputs };
+
+struct WrittenStorage {
+  std::uint32_t storage = 0;  // index into ModelLayout::storages
+  StorageProof proof = StorageProof::kBytes;
+};
+
 /// Everything that is known about an update before its first byte: all senders' manifests resolved against index and table. Immutable and
 /// pure.
 class SyncPlan {
@@ -107,8 +116,12 @@ class SyncPlan {
   std::span<const PlanTensor> tensors() const noexcept { return tensors_; }
   /// Groups that a sender brings.
   std::span<const PlanGroup> groups(std::uint32_t sender) const { return groups_.at(sender); }
-  /// Counts the storages that the plan writes, by what is proved of them.
-  void count_proofs(wire::Receipt& receipt) const;
+  /// The storages that the plan writes, each once, in the order of the layout.
+  std::span<const WrittenStorage> written() const noexcept { return written_; }
+  /// Says in a receipt what the plan is about: tensors, experts among them, storages by what is proved of them.
+  void describe(wire::Receipt& receipt) const;
+  /// Whether rows of host-resident tables are among the tensors.
+  bool brings_tables() const noexcept { return brings_tables_; }
   /// Whether any tensor is converted.
   bool converts() const noexcept { return converts_; }
   /// The answer to one sender; to one that has kept what was wanted of its manifest (`known`), without that list.
@@ -143,7 +156,10 @@ class SyncPlan {
   std::vector<std::vector<PlanEntry>> entries_;
   std::vector<PlanTensor> tensors_;
   std::vector<std::vector<PlanGroup>> groups_;  // per sender
+  std::vector<WrittenStorage> written_;
+  std::uint64_t expert_tensors_ = 0;
   bool converts_ = false;
+  bool brings_tables_ = false;
   std::vector<std::uint64_t> ignored_;  // entries that the engine drops, per sender
 };
 

@@ -42,11 +42,8 @@ void UpdateSession::adopt(std::shared_ptr<const SyncPlan> agreed) {
   sums.assign(plan->tensors().size(), FingerprintSum{});
   const bool grouped = !plan->index().layout().groups.empty();
   input_sums.assign(grouped ? plan->tensors().size() : 0, FingerprintSum{});
-  plan->count_proofs(receipt);
+  plan->describe(receipt);
   cast_sums.assign(plan->converts() ? plan->tensors().size() : 0, CastSums{});
-  receipt.tensors = plan->tensors().size();
-  for (const PlanTensor& tensor : plan->tensors())
-    if (tensor.expert >= 0) ++receipt.expert_tensors;
 }
 
 Status UpdateSession::check_bucket(SessionSender& sender, const wire::Bucket& bucket, std::uint32_t credits, const Resolve& resolve,

@@ -29,11 +29,8 @@ WrittenStorages::WrittenStorages(const WeightIndex& index, const PlanGeometry& g
   }
 }
 
-template <class Visit>
-void WrittenStorages::each_storage(const SyncPlan& plan, const Visit& visit) const {
-  for (const PlanTensor& tensor : plan.tensors()) {
-    each_written(index_->layout(), index_->rule(tensor.rule), [&](std::uint32_t s) { visit(memory_[s]); });
-  }
+void WrittenStorages::mark(const SyncPlan& plan, bool there, std::vector<bool>& storages) const {
+  for (const WrittenStorage& written : plan.written()) storages[memory_[written.storage]] = there;
 }
 
 void WrittenStorages::forget() {
@@ -41,16 +38,16 @@ void WrittenStorages::forget() {
 }
 
 void WrittenStorages::begin(const SyncPlan& plan) {
-  each_storage(plan, [&](std::uint32_t s) { written_[s] = false; });
+  mark(plan, false, written_);
 }
 
 void WrittenStorages::commit(const SyncPlan& plan) {
-  each_storage(plan, [&](std::uint32_t s) { written_[s] = true; });
+  mark(plan, true, written_);
 }
 
 std::vector<wire::Failure> WrittenStorages::missing(const SyncPlan& plan) const {
   std::vector<bool> there = written_;
-  each_storage(plan, [&](std::uint32_t s) { there[s] = true; });
+  mark(plan, true, there);
   std::vector<wire::Failure> defects;
   for (std::size_t s = 0; s < there.size(); ++s) {
     if (there[s] || needed_by_[s].empty()) continue;

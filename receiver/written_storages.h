@@ -27,8 +27,8 @@ class WrittenStorages {
   std::vector<wire::Failure> missing(const SyncPlan& plan) const;
 
  private:
-  template <class Visit>
-  void each_storage(const SyncPlan& plan, const Visit& visit) const;
+  /// Sets what `storages` says of each storage that the plan writes.
+  void mark(const SyncPlan& plan, bool there, std::vector<bool>& storages) const;
 
   const WeightIndex* index_;
   std::vector<std::uint32_t> memory_;   // per storage: the one whose memory it shares, itself for most

@@ -24,15 +24,8 @@ JsonValue outputs_json(const std::vector<wire::OutputProof>& outputs) {
 
 }  // namespace
 
-JsonValue receipt_json(const wire::Receipt& receipt) {
-  return JsonObject()
-      .set("engine", receipt.engine)
-      .set("rank", receipt.rank)
-      .set("version", receipt.version.to_string())
-      .set("session", receipt.session)
-      .set("data_path", receipt.data_path)
-      .set("device", receipt.device)
-      .set("wire_bytes", receipt.wire_bytes)
+JsonObject& add_counts(JsonObject& object, const wire::Receipt& receipt) {
+  return object.set("wire_bytes", receipt.wire_bytes)
       .set("applied_bytes", receipt.applied_bytes)
       .set("tensors", receipt.tensors)
       .set("expert_tensors", receipt.expert_tensors)
@@ -40,7 +33,18 @@ JsonValue receipt_json(const wire::Receipt& receipt) {
       .set("batches", receipt.batches)
       .set("copies", receipt.copies)
       .set("runs", receipt.runs)
-      .set("run_experts", receipt.run_experts)
+      .set("run_experts", receipt.run_experts);
+}
+
+JsonValue receipt_json(const wire::Receipt& receipt) {
+  JsonObject object;
+  object.set("engine", receipt.engine)
+      .set("rank", receipt.rank)
+      .set("version", receipt.version.to_string())
+      .set("session", receipt.session)
+      .set("data_path", receipt.data_path)
+      .set("device", receipt.device);
+  return add_counts(object, receipt)
       .set("fingerprints", receipt.fingerprints)
       .set("engram_calls", receipt.engram_calls)
       .set("plan_cached", receipt.plan_cached)

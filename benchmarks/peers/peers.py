@@ -68,7 +68,7 @@ def module_of(package, path):
     return module
 
 
-def stub_device():
+def host_device_module():
     """What the packages ask of a device module, for host memory: nothing to wait for, nothing cached."""
     nothing = lambda *_, **__: None  # noqa: E731
     return types.SimpleNamespace(synchronize=nothing, ipc_collect=nothing, empty_cache=nothing)
@@ -84,7 +84,7 @@ def land(live, weights):
 
 def verl_module():
     module = module_of("verl", "workers/rollout/vllm_rollout/bucketed_weight_transfer.py")
-    module.get_torch_device = stub_device
+    module.get_torch_device = host_device_module
     return module
 
 
@@ -99,7 +99,7 @@ def verl_receiver(work, handle, rounds, pipe):
         gc.collect()
 
 
-def verl_update(work, source, handle, pipe, bucket_mb):
+def verl_update(source, handle, pipe, bucket_mb):
     verl = verl_module()
     sender = verl.BucketedWeightSender(handle, bucket_size_mb=bucket_mb, use_shm=True)
     pipe.send("go")
@@ -124,7 +124,7 @@ rebuild_shared.held = []
 def checkpoint_engine_receiver(work, handle, rounds, pipe):
     import checkpoint_engine.worker as worker
 
-    worker.DeviceManager = lambda: types.SimpleNamespace(device_module=stub_device())
+    worker.DeviceManager = lambda: types.SimpleNamespace(device_module=host_device_module())
     memory, live = make(work, 0)
     context = zmq.Context()
     for _ in range(rounds):
@@ -150,7 +150,7 @@ def checkpoint_engine_buckets(source, bucket):
         yield metas
 
 
-def checkpoint_engine_update(work, source, handle, pipe, bucket_mb, buffer):
+def checkpoint_engine_update(source, handle, pipe, bucket_mb, buffer):
     segment, halves = buffer
     bucket = bucket_mb << 20
     context = zmq.Context.instance()
@@ -186,7 +186,6 @@ def checkpoint_engine_update(work, source, handle, pipe, bucket_mb, buffer):
 
 def sglang_receiver(work, handle, rounds, pipe):
     bucket_type = module_of("sglang", "srt/weight_sync/tensor_bucket.py")
-    sys.modules["sglang_tensor_bucket"] = bucket_type
     memory, live = make(work, 0)
     context = zmq.Context()
     for _ in range(rounds):
@@ -208,7 +207,7 @@ def sglang_receiver(work, handle, rounds, pipe):
         pipe.send(int(memory[-1]))
 
 
-def sglang_update(work, source, handle, pipe, bucket_mb, buffer):
+def sglang_update(source, handle, pipe, bucket_mb, buffer):
     bucket_type = module_of("sglang", "srt/weight_sync/tensor_bucket.py")
     segment, shared = buffer
     limit = bucket_mb << 20
@@ -266,7 +265,7 @@ def measure(peer, work, bucket_mb, rounds):
     try:
         for round_ in range(rounds + 1):
             memory.fill_(round_ + 1)
-            elapsed = update(work, source, handle, here, bucket_mb, *extra)
+            elapsed = update(source, handle, here, bucket_mb, *extra)
             if not here.poll(120) or here.recv() != round_ + 1:
                 raise RuntimeError(f"{peer}: the receiver has not got the new bytes")
             if round_ > 0:  # the first one touches the memory
@@ -298,14 +297,12 @@ def measure(peer, work, bucket_mb, rounds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", required=True, help="where the figures go")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--work", nargs="*", default=["large", "tiny"])
-    parser.add_argument("peers", nargs="*", default=list(PEERS))
+    parser.add_argument("--rounds", type=int, default=5, help="updates that count, after one that does not")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results = []
-    for peer in arguments.peers:
-        for work in arguments.work:
+    for peer in PEERS:
+        for work in ("large", "tiny"):
             for bucket_mb in PEERS[peer][3]:
                 row = measure(peer, work, bucket_mb, arguments.rounds)
                 results.append(row)

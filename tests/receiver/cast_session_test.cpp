@@ -171,6 +171,18 @@ class CastSession : public ReceiverFixture {
     sender.send(wire::Bucket{0, extents}, data);
     sender.expect<wire::Consumed>();
   }
+  /// A started receiver, and its sender behind the last CONSUMED of an update to run/1.
+  WireSender with_all_bytes() {
+    start();
+    WireSender sender = connect("lead");
+    sender.hello();
+    begin(sender, 1, "run/1");
+    std::vector<std::byte> data;
+    std::vector<wire::Extent> extents;
+    fill_bucket(data, extents);
+    send_all(sender, data, extents);
+    return sender;
+  }
   wire::Failure failed_end(WireSender& sender) {
     sender.send(wire::End{1, sums()});
     return sender.expect<wire::ErrorReport>().failure;
@@ -180,14 +192,7 @@ class CastSession : public ReceiverFixture {
 };
 
 TEST_F(CastSession, ConvertsWhatComesInAnotherTypeAndProvesItTwice) {
-  start();
-  WireSender sender = connect("lead");
-  sender.hello();
-  begin(sender, 1, "run/1");
-  std::vector<std::byte> data;
-  std::vector<wire::Extent> extents;
-  fill_bucket(data, extents);
-  send_all(sender, data, extents);
+  WireSender sender = with_all_bytes();
   sender.send(wire::End{1, sums()});
   const wire::Receipt receipt = sender.expect<wire::Prepared>().receipt;
   EXPECT_TRUE(receipt.proven);
@@ -226,14 +231,7 @@ TEST_F(CastSession, TakesTheTypeOfStorageAsItIs) {
     tensor.dtype = tensor.name == "norm.weight" ? Dtype::kF32 : Dtype::kBF16;
     tensor.bytes = small_model::bytes(static_cast<std::size_t>(*byte_count(tensor.dtype, tensor.shape)), 8);
   }
-  start();
-  WireSender sender = connect("lead");
-  sender.hello();
-  begin(sender, 1, "run/1");
-  std::vector<std::byte> data;
-  std::vector<wire::Extent> extents;
-  fill_bucket(data, extents);
-  send_all(sender, data, extents);
+  WireSender sender = with_all_bytes();
   sender.send(wire::End{1, sums()});
   EXPECT_TRUE(sender.expect<wire::Prepared>().receipt.proven);
   expect_converted();
@@ -257,14 +255,7 @@ TEST_F(CastSession, SeesAByteThatChangedBetweenStagingAndApply) {
 }
 
 TEST_F(CastSession, SeesAByteThatChangedInLiveStorage) {
-  start();
-  WireSender sender = connect("lead");
-  sender.hello();
-  begin(sender, 1, "run/1");
-  std::vector<std::byte> data;
-  std::vector<wire::Extent> extents;
-  fill_bucket(data, extents);
-  send_all(sender, data, extents);
+  WireSender sender = with_all_bytes();
   storage_->table().find("qk")->address[13] ^= std::byte{1};  // in the first row of k
   const wire::Failure failure = failed_end(sender);
   EXPECT_EQ(failure.name, "k.weight");
@@ -332,14 +323,7 @@ TEST_F(CastSession, ConvertsInThePlainCallToo) {
 }
 
 TEST_F(CastSession, ShowsToolsWhatStorageHolds) {
-  start();
-  WireSender sender = connect("lead");
-  sender.hello();
-  begin(sender, 1, "run/1");
-  std::vector<std::byte> data;
-  std::vector<wire::Extent> extents;
-  fill_bucket(data, extents);
-  send_all(sender, data, extents);
+  WireSender sender = with_all_bytes();
   sender.send(wire::End{1, sums()});
   sender.expect<wire::Prepared>();
   sender.send(wire::Commit{});

@@ -157,9 +157,7 @@ TEST_F(Discard, LeavesNothingOfADoubtfulSessionToCommit) {
     lead.hello();
     prepare_update(lead, 1, "run/1", 1);
   }
-  for (int tries = 0; tries < 1000 && state() != "in_doubt"; ++tries) {
-  }
-  ASSERT_EQ(state(), "in_doubt");
+  ASSERT_TRUE(becomes("in_doubt"));
   overwrite_pool();
   WireSender sender = connect("second");
   sender.hello();

@@ -138,6 +138,13 @@ class ReceiverFixture : public testing::Test {
   wire::StatusReply status() {
     return receiver_->ask<wire::StatusReply>([this](auto answer) { answer(receiver_->status_on_loop()); });
   }
+  /// Asks until the state is the one that an event on the way leads to.
+  bool becomes(const std::string& expected) {
+    int tries = 0;
+    while (state() != expected && ++tries < 1000) {
+    }
+    return state() == expected;
+  }
   std::string state() { return std::string(wire::session_state_name(static_cast<SessionState>(status().state))); }
   GuardView guard() { return GuardPage::read(guard_path_).value(); }
 

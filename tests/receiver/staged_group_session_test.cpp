@@ -83,6 +83,18 @@ class StagedGroupSession : public ReceiverFixture {
     sender.expect<wire::Begin>();
     return accept;
   }
+  /// An update of two senders, up to OPENED.
+  std::pair<WireSender, WireSender> opened_by_two() {
+    WireSender lead = connect("lead");
+    WireSender other = connect("other");
+    lead.hello();
+    other.hello();
+    lead.open(1, "run/1", {"lead", "other"});
+    other.session = SessionId{1};
+    lead.expect<wire::Opened>();
+    other.expect<wire::Opened>();
+    return {std::move(lead), std::move(other)};
+  }
   WireSender opened() {
     WireSender sender = connect("lead");
     sender.hello();
@@ -146,14 +158,7 @@ TEST_F(StagedGroupSession, RefusesAnotherGroupBeforeTheFirstIsWhole) {
 
 TEST_F(StagedGroupSession, GathersTheGroupsOfTwoSendersAtATime) {
   start({}, hooks_);
-  WireSender lead = connect("lead");
-  WireSender other = connect("other");
-  lead.hello();
-  other.hello();
-  lead.open(1, "run/1", {"lead", "other"});
-  other.session = SessionId{1};
-  lead.expect<wire::Opened>();
-  other.expect<wire::Opened>();
+  auto [lead, other] = opened_by_two();
   lead.manifest({entry("norm"), entry("low.0"), entry("high.0")});
   other.manifest({entry("low.1"), entry("high.1")});
   for (WireSender* each : {&lead, &other}) {
@@ -177,14 +182,7 @@ TEST_F(StagedGroupSession, GathersTheGroupsOfTwoSendersAtATime) {
 
 TEST_F(StagedGroupSession, RefusesAGroupFromTwoSenders) {
   start({}, hooks_);
-  WireSender lead = connect("lead");
-  WireSender other = connect("other");
-  lead.hello();
-  other.hello();
-  lead.open(1, "run/1", {"lead", "other"});
-  other.session = SessionId{1};
-  lead.expect<wire::Opened>();
-  other.expect<wire::Opened>();
+  auto [lead, other] = opened_by_two();
   lead.manifest({entry("norm"), entry("low.0"), entry("high.0"), entry("low.1")});
   other.manifest({entry("high.1")});
   const wire::Reject reject = lead.expect<wire::Reject>();

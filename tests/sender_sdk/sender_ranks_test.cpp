@@ -94,16 +94,24 @@ TEST_F(SenderTest, ServesSeveralEngines) {
   for (const auto& receiver : receivers) EXPECT_TRUE(has(*receiver, some_tensors()[3]));
 }
 
-TEST_F(SenderTest, CommitsASessionLeftInDoubt) {
-  FakeScript script;
-  script.ranks = 2;
-  script.state = wire::SessionState::kInDoubt;
-  script.state_session = 4'711;
-  start_receiver(script);
-  script.rank = 1;
-  script.state = wire::SessionState::kIdle;
-  start_receiver(script);
-  auto sender = connect();
+class DoubtfulSession : public SenderTest {
+ protected:
+  /// An engine of two ranks: the first is in doubt of session 4711, the second in state `second`.
+  std::unique_ptr<SenderImpl> connect_to_doubtful(wire::SessionState second) {
+    FakeScript script;
+    script.ranks = 2;
+    script.state = wire::SessionState::kInDoubt;
+    script.state_session = 4'711;
+    start_receiver(script);
+    script.rank = 1;
+    script.state = second;
+    start_receiver(script);
+    return connect();
+  }
+};
+
+TEST_F(DoubtfulSession, IsCommittedWhenTheOtherRankHasCommitted) {
+  auto sender = connect_to_doubtful(wire::SessionState::kIdle);
   const auto report = sender->resolve_in_doubt();
   ASSERT_TRUE(report.ok()) << report.status().to_string();
   EXPECT_EQ(report.value().session, 4'711U);
@@ -111,16 +119,8 @@ TEST_F(SenderTest, CommitsASessionLeftInDoubt) {
   for (const auto& receiver : receivers) EXPECT_EQ(receiver->last(MessageType::kCommit)->session.value, 4'711U);
 }
 
-TEST_F(SenderTest, CommitsNothingWhenARankIsTorn) {
-  FakeScript script;
-  script.ranks = 2;
-  script.state = wire::SessionState::kInDoubt;
-  script.state_session = 4'711;
-  start_receiver(script);
-  script.rank = 1;
-  script.state = wire::SessionState::kTorn;
-  start_receiver(script);
-  auto sender = connect();
+TEST_F(DoubtfulSession, IsCommittedNowhereWhenARankIsTorn) {
+  auto sender = connect_to_doubtful(wire::SessionState::kTorn);
   const auto report = sender->resolve_in_doubt();
   ASSERT_FALSE(report.ok());
   EXPECT_EQ(report.status().code(), Code::kFailedPrecondition);

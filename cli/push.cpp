@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <fnmatch.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -16,6 +15,7 @@
 #include "cli/progress.h"
 #include "cli/receiver_client.h"
 #include "core/checkpoint/checkpoint.h"
+#include "receiver/sync_plan.h"
 #include "sender_sdk/report_json.h"
 #include "sender_sdk/sender.h"
 
@@ -95,13 +95,9 @@ Result<Goal> goal_of(const PushOptions& options, const Target& target) {
 
 /// The tensors that `--only` and `--ignore` leave, in their natural order. kInvalidArgument when that is none.
 Result<std::vector<const CheckpointTensor*>> chosen_tensors(const Checkpoint& checkpoint, const PushOptions& options) {
-  const auto matches = [](const std::vector<std::string>& patterns, const std::string& name) {
-    return std::any_of(patterns.begin(), patterns.end(),
-                       [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
-  };
   std::vector<const CheckpointTensor*> tensors = natural_order(checkpoint);
   std::erase_if(tensors, [&](const CheckpointTensor* tensor) {
-    return (!options.only.empty() && !matches(options.only, tensor->name)) || matches(options.ignore, tensor->name);
+    return (!options.only.empty() && !matches_any(options.only, tensor->name)) || matches_any(options.ignore, tensor->name);
   });
   if (tensors.empty()) return Status(Code::kInvalidArgument, "--only and --ignore leave no tensor of the checkpoint");
   return tensors;

@@ -191,7 +191,9 @@ void SessionControl::on_message(const PeerId& peer, PeerBook::Peer& from, wire::
 }
 
 void SessionControl::on_manifest(UpdateSession& session, SessionSender& sender, wire::Manifest manifest) {
-  if (sender.part || !session.opened) {
+  // The lead chose the session's number, so its manifest may follow OPEN at once.
+  const bool told = session.opened || &sender == session.senders.data();
+  if (sender.part || !told) {
     return fail(SessionEvent::kFailure,
                 Status(Code::kFailedPrecondition, fmt::format("MANIFEST of sender {} before OPENED, or twice", sender.name)), "manifest");
   }
@@ -219,6 +221,8 @@ void SessionControl::on_manifest(UpdateSession& session, SessionSender& sender, 
 }
 
 void SessionControl::answer_when_complete(UpdateSession& session) {
+  // Not before the engine has said which experts live where.
+  if (!session.opened) return;
   if (std::all_of(session.senders.begin(), session.senders.end(), [](const SessionSender& s) { return s.part.has_value(); })) {
     answer_manifests(session);
   }
@@ -330,7 +334,7 @@ void SessionControl::on_bucket(UpdateSession& session, SessionSender& sender, co
           session_->deadline.touch();
           meter_.sample();
           if (row->peer) env_.send(*row->peer, id, wire::Consumed{sequence});
-          if (session_->applied()) prove(*session_);
+          go_on(*session_);
         });
       });
   if (!enqueued.ok()) fail(SessionEvent::kFailure, enqueued, "transfer");
@@ -353,14 +357,18 @@ void SessionControl::on_end(UpdateSession& session, SessionSender& sender, const
                        fmt::format("all senders have ended, bytes are missing of: {}", fmt::join(session.coverage->missing(5), ", "))),
                 "transfer");
   }
-  // What a bucket's bytes were converted to is known when its work is done, which may be after END: then its completion goes on.
-  if (session.applied()) prove(session);
+  go_on(session);
+}
+
+void SessionControl::go_on(UpdateSession& session) {
+  if (session.applied()) session.receipt.phases.transfer = session.lap_ms();
+  if (session.provable()) prove(session);
 }
 
 // ---- proof and commit -----------------------------------------------------------------------------------------------------------
 
 void SessionControl::prove(UpdateSession& session) {
-  session.receipt.phases.transfer = session.lap_ms();
+  session.proving = true;
   restore_after_discard();  // when nothing was wanted, nothing was enqueued before
   const SessionId id = session.id;
   const bool to_prove = session.sums_given > 0 || session.plain();

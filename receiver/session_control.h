@@ -78,6 +78,7 @@ class SessionControl {
   void start_session(std::unique_ptr<UpdateSession> session, std::function<void(const Status&)> opened);
   void on_manifest(UpdateSession& session, SessionSender& sender, wire::Manifest manifest);
   const SenderPart* last_part(const std::string& sender, const Digest& digest) const;
+  /// Once the engine has attested and every manifest is here.
   void answer_when_complete(UpdateSession& session);
   void answer_manifests(UpdateSession& session);
   Status give_scratch(UpdateSession& session);
@@ -85,6 +86,8 @@ class SessionControl {
   void on_bucket(UpdateSession& session, SessionSender& sender, const PeerBook::Peer& from, const wire::Bucket& bucket,
                  std::vector<std::byte> attachment);
   void on_end(UpdateSession& session, SessionSender& sender, const wire::End& end);
+  /// After END, and after the work of a bucket.
+  void go_on(UpdateSession& session);
   void on_commit(const PeerId& peer, SessionId id);
   void prove(UpdateSession& session);
   void on_proven(const ProofOutcome& outcome, const Status& after, std::span<const std::string> lost);

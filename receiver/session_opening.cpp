@@ -108,6 +108,7 @@ void SessionControl::on_open(const PeerId& peer, const std::string& sender, Sess
     session_->opened = true;
     session_->deadline.touch();
     to_senders(*session_, opened_message());
+    answer_when_complete(*session_);
   });
 }
 

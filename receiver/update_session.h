@@ -51,6 +51,7 @@ struct UpdateSession {
   std::vector<SessionSender> senders;  // the lead first; empty for the plain call
   bool opened = false;                 // the engine has attested, storage is in place
   bool begun = false;                  // every sender confirmed
+  bool proving = false;                // the proof stands behind the buckets on the apply thread, or is done
   std::shared_ptr<const SyncPlan> plan;
   std::unique_ptr<Coverage> coverage;
   ExpectedSums sums;
@@ -81,6 +82,9 @@ struct UpdateSession {
   bool applied() const noexcept {
     return all_ended() && std::all_of(senders.begin(), senders.end(), [](const SessionSender& s) { return s.consumed == s.buckets; });
   }
+  /// Everything has come that the proof needs. It follows the buckets on their thread, so it waits for one's completion only where that
+  /// brings sums: of what was converted, or given to the hook of a group.
+  bool provable() const noexcept { return !proving && all_ended() && ((cast_sums.empty() && input_sums.empty()) || applied()); }
   std::uint32_t index_of(const SessionSender& sender) const { return static_cast<std::uint32_t>(&sender - senders.data()); }
 
   /// Adopts a plan: coverage and sums start empty.

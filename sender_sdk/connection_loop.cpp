@@ -48,9 +48,14 @@ void ConnectionLoop::run() {
   for (const auto& connection : connections_) descriptors.push_back({connection->ready_fd(), POLLIN, 0});
   descriptors.push_back({wake_.fd(), POLLIN, 0});
   while (!stop_.load(std::memory_order_acquire)) {
+    // Before the turn: who asks for a round while this one goes on finds the event set again after it.
     bool busy = wake_.take();
-    busy = run_commands() || busy;
-    for (std::size_t i = 0; i < connections_.size(); ++i) busy = drain(i) || busy;
+    {
+      const std::lock_guard turn(turn_);
+      busy = run_commands() || busy;
+      for (std::size_t i = 0; i < connections_.size(); ++i) busy = drain(i) || busy;
+      handler_.send_ready();
+    }
     handler_.on_round();
     if (busy) continue;
     for (std::size_t i = 0; i < connections_.size(); ++i) {
@@ -58,8 +63,18 @@ void ConnectionLoop::run() {
     }
     ::poll(descriptors.data(), descriptors.size(), static_cast<int>(round_ms_));
   }
-  run_commands();
+  {
+    const std::lock_guard turn(turn_);
+    run_commands();
+    handler_.send_ready();
+  }
   handler_.on_round();
+}
+
+void ConnectionLoop::send_ready() {
+  const std::unique_lock turn(turn_, std::try_to_lock);
+  if (!turn.owns_lock()) return wake_.set();
+  handler_.send_ready();
 }
 
 bool ConnectionLoop::run_commands() {

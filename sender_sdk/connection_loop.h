@@ -16,15 +16,19 @@
 
 namespace headrace {
 
-/// The thread that owns a sender's control connections. post() and wake() on any thread, connection() on the loop's own.
+/// The thread that owns a sender's control connections. post(), wake() and run_round() on any thread, connection() where the
+/// handler may, and within posted functions.
 class ConnectionLoop {
  public:
-  /// Called on the loop's thread.
+  /// On the loop's thread, but send_ready() also on that of run_round(). Connections are used within on_event() and send_ready() alone, of
+  /// which there is one at a time.
   class Handler {
    public:
     virtual ~Handler() = default;
     virtual void on_event(std::size_t connection, ControlEvent event) = 0;
-    /// After every round: time to send what has become sendable.
+    /// Time to send what has become sendable.
+    virtual void send_ready() = 0;
+    /// After every round, with connections in nobody's hands.
     virtual void on_round() = 0;
   };
 
@@ -39,6 +43,8 @@ class ConnectionLoop {
   void stop();
   void post(std::function<void()> command);
   void wake() noexcept { wake_.set(); }
+  /// Lets the handler send on this thread, which saves the wait for the loop's; if that is in a round it will make another.
+  void send_ready();
   ControlConnection& connection(std::size_t index) { return *connections_[index]; }
 
  private:
@@ -52,6 +58,7 @@ class ConnectionLoop {
   Handler& handler_;
   const std::int64_t round_ms_;
   std::atomic<bool> stop_{false};
+  std::mutex turn_;  // held by whoever uses connections; taken before the handler's locks
   std::mutex mutex_;
   std::vector<std::function<void()>> commands_;  // guarded by mutex_
   std::thread thread_;

@@ -101,8 +101,9 @@ class Sender {
 
   const std::vector<ReceiverInfo>& receivers() const noexcept;
 
-  /// Opens an update and returns when all receivers have accepted all senders' manifests and expect buckets. The lead (first of `senders`)
-  /// opens the session, the others wait for it. kInvalidArgument carries every receiver's defects; then nothing was written anywhere.
+  /// Opens an update and returns when all receivers have accepted all senders' manifests and may be sent buckets. The lead (first of
+  /// `senders`) opens the session, the others wait for it. kInvalidArgument carries every receiver's defects; then nothing was written
+  /// anywhere.
   Status open(UpdateOptions options);
   /// Of an open update: UpdateOptions::entries, as indices, in an order that keeps staged groups together. Theirs, where there is no group.
   std::vector<std::uint32_t> order() const;

@@ -101,13 +101,11 @@ SenderImpl::~SenderImpl() {
       fail(std::move(failure));
     }
     stop_packing_ = true;
-    changed_.notify_all();
+    wake_sleepers();
     if (was_open) {
       // Messages still queued die with their socket, so what was just said gets a moment to be heard.
-      changed_.wait_for(lock, std::chrono::milliseconds(kFarewellMs), [&] {
-        return std::all_of(flow_.receivers().begin(), flow_.receivers().end(),
-                           [](const ReceiverFlow& receiver) { return receiver.lost || receiver.ended; });
-      });
+      const auto heard = [&] { return all_receivers([](const ReceiverFlow& receiver) { return receiver.lost || receiver.ended; }); };
+      sleep(lock, heard, kFarewellMs);
     }
   }
   if (packing_thread_.joinable()) packing_thread_.join();
@@ -124,7 +122,7 @@ void SenderImpl::on_event(std::size_t r, ControlEvent event) {
       const std::lock_guard lock(mutex_);
       acknowledged_.insert_or_assign({r, event.memory}, event.status);
       deadline_.touch();
-      changed_.notify_all();
+      wake_sleepers();
       return;
     }
     case ControlEventKind::kPeerLost: {
@@ -134,7 +132,7 @@ void SenderImpl::on_event(std::size_t r, ControlEvent event) {
       receiver.outbox.clear();
       receiver.opened.reset();
       fail(receiver_failure(receiver, Status(Code::kUnavailable, fmt::format("the receiver is gone: {}", event.status.message())), ""));
-      changed_.notify_all();
+      wake_sleepers();
       return;
     }
     case ControlEventKind::kDescriptor:
@@ -154,12 +152,16 @@ void SenderImpl::on_message(std::size_t r, std::span<const std::byte> bytes) {
   if (outcome.freed_slot) pool_.consumed(*outcome.freed_slot, dropped_);
   if (outcome.failure) fail(*outcome.failure);
   if (outcome.progress) deadline_.touch();
-  changed_.notify_all();
+  go_on();
+  wake_sleepers();
+}
+
+void SenderImpl::send_ready() {
+  for (std::size_t r = 0; r < receivers_.size(); ++r) pump(r);
+  send_pings();
 }
 
 void SenderImpl::on_round() {
-  for (std::size_t r = 0; r < receivers_.size(); ++r) pump(r);
-  send_pings();
   Lock lock(mutex_);
   drop_released(lock);
 }
@@ -171,7 +173,8 @@ void SenderImpl::pump(std::size_t r) {
       const std::lock_guard lock(mutex_);
       next = flow_.take_sendable(r);
       if (!next) return;
-      changed_.notify_all();
+      go_on();
+      wake_sleepers();
     }
     const Status status = loop_->connection(r).send(next->message, next->own_attachment.empty() ? next->attachment : next->own_attachment);
     if (status.ok()) continue;
@@ -216,7 +219,7 @@ void SenderImpl::fail(wire::Failure failure) {
     for (std::size_t r = 0; r < receivers_.size(); ++r) flow_.push_abort(r, failure);
   }
   flow_.end();
-  changed_.notify_all();
+  wake_sleepers();
   loop_->wake();
 }
 
@@ -234,37 +237,85 @@ Status SenderImpl::outcome() const {
   return ok_status();
 }
 
-Status SenderImpl::wait(Lock& lock, bool in_session, std::string_view due, const std::function<bool()>& done, const PerReceiver& answered) {
+bool SenderImpl::all_receivers(const PerReceiver& hold) const {
+  return std::all_of(flow_.receivers().begin(), flow_.receivers().end(), hold);
+}
+
+void SenderImpl::send_queued(Lock& lock) {
+  lock.unlock();
+  loop_->send_ready();
+  lock.lock();
+}
+
+void SenderImpl::sleep(Lock& lock, const std::function<bool()>& done, std::optional<std::int64_t> ms_max) {
+  sleepers_.push_back(&done);
+  if (ms_max) {
+    changed_.wait_for(lock, std::chrono::milliseconds(*ms_max), done);
+  } else {
+    changed_.wait(lock, done);
+  }
+  std::erase(sleepers_, &done);
+}
+
+void SenderImpl::wake_sleepers() {
+  if (std::any_of(sleepers_.begin(), sleepers_.end(), [](const auto* done) { return (*done)(); })) changed_.notify_all();
+}
+
+void SenderImpl::go_on() {
+  if (!flow_.active()) return;
+  const auto lap = [&] { return ms_since(std::exchange(phase_ns_, environment_.clock->now_ns())); };
+  if (phase_ == Phase::kEnd && all_receivers([](const ReceiverFlow& receiver) { return receiver.outbox.empty(); })) {
+    phases_.transfer = lap();
+    phase_ = Phase::kPrepare;
+  }
+  if (phase_ != Phase::kPrepare) return;
+  if (!all_receivers([](const ReceiverFlow& receiver) { return receiver.prepared || receiver.committed; })) return;
+  phases_.prepare = lap();
+  phase_ = Phase::kCommit;
+  for (std::size_t r = 0; lead_ && r < receivers_.size(); ++r) flow_.push(r, wire::Commit{});
+}
+
+Status SenderImpl::wait_for(Lock& lock, bool in_session, const std::function<Due()>& due, const std::function<bool()>& done) {
+  const auto lost = [&]() -> const ReceiverFlow* {
+    const Due now = due();
+    for (const ReceiverFlow& receiver : flow_.receivers()) {
+      if (receiver.lost && !now.answered(receiver)) return &receiver;
+    }
+    return nullptr;
+  };
+  const std::function<bool()> over = [&] { return (in_session ? !outcome().ok() : lost() != nullptr) || done(); };
   deadline_.touch();
   while (true) {
     if (in_session) HEADRACE_RETURN_IF_ERROR(outcome());
     if (done()) return ok_status();
-    if (!in_session) {
-      for (const ReceiverFlow& receiver : flow_.receivers()) {
-        if (receiver.lost && !answered(receiver))
-          return Status(Code::kUnavailable, fmt::format("{} is gone: {}", receiver.name(), receiver.lost->message()));
-      }
+    if (const ReceiverFlow* receiver = in_session ? nullptr : lost()) {
+      return Status(Code::kUnavailable, fmt::format("{} is gone: {}", receiver->name(), receiver->lost->message()));
     }
     if (deadline_.expired()) {
       wire::Failure failure;
-      Status status = deadline_status(due, answered, failure);
+      Status status = deadline_status(due(), failure);
       if (!in_session) return status;
       fail(std::move(failure));
       return failure_.value_or(status);
     }
-    changed_.wait_for(lock, std::chrono::milliseconds(std::min(deadline_.left_ms() + 1, kWaitStepMs)));
+    sleep(lock, over, std::min(deadline_.left_ms() + 1, kWaitStepMs));
   }
 }
 
-Status SenderImpl::wait_all(Lock& lock, std::string_view due, const PerReceiver& answered) {
-  return wait(lock, true, due, [&] { return std::all_of(flow_.receivers().begin(), flow_.receivers().end(), answered); }, answered);
+Status SenderImpl::wait(Lock& lock, bool in_session, std::string_view due, const std::function<bool()>& done, const PerReceiver& answered) {
+  return wait_for(lock, in_session, [&] { return Due{due, answered}; }, done);
 }
 
-Status SenderImpl::deadline_status(std::string_view due, const PerReceiver& answered, wire::Failure& failure) const {
-  const Status status(Code::kDeadlineExceeded, fmt::format("no progress within {} ms, waiting for {} of {}", deadline_ms_, due,
-                                                           all_names([&](const ReceiverFlow& receiver) { return !answered(receiver); })));
+Status SenderImpl::wait_all(Lock& lock, std::string_view due, const PerReceiver& answered) {
+  return wait(lock, true, due, [&] { return all_receivers(answered); }, answered);
+}
+
+Status SenderImpl::deadline_status(const Due& due, wire::Failure& failure) const {
+  const auto late = [&](const ReceiverFlow& receiver) { return !due.answered(receiver); };
+  const Status status(Code::kDeadlineExceeded,
+                      fmt::format("no progress within {} ms, waiting for {} of {}", deadline_ms_, due.what, all_names(late)));
   for (const ReceiverFlow& receiver : flow_.receivers()) {
-    if (answered(receiver)) continue;
+    if (!late(receiver)) continue;
     failure = receiver_failure(receiver, status, "");
     failure.bucket = receiver.waiting_bucket();
     return status;
@@ -293,7 +344,8 @@ std::string_view SenderImpl::phase_name(Phase phase) noexcept {
   switch (phase) {
     case Phase::kOpen: return "open";
     case Phase::kManifest: return "manifest";
-    case Phase::kTransfer: return "transfer";
+    case Phase::kTransfer:
+    case Phase::kEnd: return "transfer";
     case Phase::kPrepare: return "prepare";
     case Phase::kCommit: return "commit";
   }

@@ -60,7 +60,7 @@ class SenderImpl final : public ConnectionLoop::Handler {
  private:
   using Lock = std::unique_lock<std::mutex>;
   using PerReceiver = std::function<bool(const ReceiverFlow&)>;
-  enum class Phase : std::uint8_t { kOpen, kManifest, kTransfer, kPrepare, kCommit };
+  enum class Phase : std::uint8_t { kOpen, kManifest, kTransfer, kEnd, kPrepare, kCommit };
 
   /// A tensor that was checked and waits to be packed.
   struct Job {
@@ -84,18 +84,35 @@ class SenderImpl final : public ConnectionLoop::Handler {
 
   // sender_impl.cpp: life, the loop's side, failures and waits
   void on_event(std::size_t connection, ControlEvent event) override;
+  void send_ready() override;
   void on_round() override;
   void on_message(std::size_t r, std::span<const std::byte> bytes);
   void pump(std::size_t r);
   void send_pings();
+  /// Takes the steps of finish() that follow from answers alone, on whichever thread sees them first. Needs mutex_.
+  void go_on();
+  bool all_receivers(const PerReceiver& hold) const;
+  /// Sends what is queued, here if the loop's thread is not at it. Lets go of `lock` meanwhile.
+  void send_queued(Lock& lock);
+  /// Waits until `done` holds, or `ms_max` is over. `done` reads what mutex_ guards; whoever changes that calls wake_sleepers().
+  void sleep(Lock& lock, const std::function<bool()>& done, std::optional<std::int64_t> ms_max = std::nullopt);
+  /// Wakes who has something to wake for: an update is a chain of short waits, and a thread that wakes in vain takes a core from the one
+  /// that is waited for. Needs mutex_.
+  void wake_sleepers();
   /// Makes `failure` the update's outcome and tells every receiver; a second failure changes nothing. Needs mutex_.
   void fail(wire::Failure failure);
   Status fail_here(const Status& status);
   Status outcome() const;
-  /// Waits until `done`, for as long as there is progress. `due` says what is waited for, `answered` by whom it has come.
+  /// What is waited for, and whether it has come from a receiver.
+  struct Due {
+    std::string_view what;
+    PerReceiver answered;
+  };
+  /// Waits until `done`, for as long as there is progress. `due` is asked again when the deadline has passed.
+  Status wait_for(Lock& lock, bool in_session, const std::function<Due()>& due, const std::function<bool()>& done);
   Status wait(Lock& lock, bool in_session, std::string_view due, const std::function<bool()>& done, const PerReceiver& answered);
   Status wait_all(Lock& lock, std::string_view due, const PerReceiver& answered);
-  Status deadline_status(std::string_view due, const PerReceiver& answered, wire::Failure& failure) const;
+  Status deadline_status(const Due& due, wire::Failure& failure) const;
   void drop_released(Lock& lock);
   double ms_since(std::int64_t ns) const { return static_cast<double>(environment_.clock->now_ns() - ns) / 1e6; }
   static std::string_view phase_name(Phase phase) noexcept;
@@ -110,7 +127,9 @@ class SenderImpl final : public ConnectionLoop::Handler {
   std::vector<std::uint32_t> repaired_ranks(std::size_t r) const;
   Status check_expert_maps();
   Status join_session(const UpdateOptions& options);
-  Status offer_manifest();
+  /// Needs mutex_.
+  void push_manifests();
+  Status await_answers();
   Status rejected_status() const;
   Status take_answers();
   Status take_answer(std::size_t r, wire::Accept accept);
@@ -128,6 +147,7 @@ class SenderImpl final : public ConnectionLoop::Handler {
   void run_packing_thread();
   Status drain_packing();
   Status end_transfer();
+  Due due_after_end() const;
   Result<UpdateReport> commit();
   UpdateReport make_report() const;
 
@@ -159,10 +179,11 @@ class SenderImpl final : public ConnectionLoop::Handler {
   Unwanted planned_unwanted_ = Unwanted::kRefuse;
   std::int64_t bucket_bytes_ = 0;
   bool lead_ = false;
+  bool alone_ = false;  // no other sender brings anything
   Unwanted unwanted_ = Unwanted::kRefuse;
   WeightVersion version_;
   std::int64_t opened_ns_ = 0;
-  std::int64_t phase_ns_ = 0;
+  std::int64_t phase_ns_ = 0;  // as phases_, the loop's too while the caller is in finish(); then guarded by mutex_
   bool transfer_started_ = false;
   wire::Phases phases_;
 
@@ -175,7 +196,8 @@ class SenderImpl final : public ConnectionLoop::Handler {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  SessionFlow flow_;  // this and what follows guarded by mutex_
+  std::vector<const std::function<bool()>*> sleepers_;  // what they wait for; guarded by mutex_
+  SessionFlow flow_;                                    // this and what follows guarded by mutex_
   StagingPool pool_;
   std::optional<Status> failure_;
   Phase phase_ = Phase::kOpen;

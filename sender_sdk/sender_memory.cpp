@@ -43,7 +43,7 @@ Status SenderImpl::announce(MemoryId memory) {
       if (status.ok()) continue;
       const std::lock_guard lock(mutex_);
       acknowledged_.insert_or_assign({r, memory}, status);
-      changed_.notify_all();
+      wake_sleepers();
     }
   });
   Lock lock(mutex_);

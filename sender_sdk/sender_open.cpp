@@ -27,7 +27,7 @@ Status SenderImpl::open(UpdateOptions options) {
   HEADRACE_RETURN_IF_ERROR(entries_.assign(options.entries));
   begin_update(options);
   HEADRACE_RETURN_IF_ERROR(lead_ ? open_session(options) : join_session(options));
-  HEADRACE_RETURN_IF_ERROR(offer_manifest());
+  HEADRACE_RETURN_IF_ERROR(await_answers());
   if (Status status = take_answers(); !status.ok()) return fail_here(status);
   if (Status status = start_transfer(); !status.ok()) return fail_here(status);
   return ok_status();
@@ -63,10 +63,9 @@ Status SenderImpl::settle_last_update() {
   }
   // What add_async() still has of the last update is given back before anything of this one can be mistaken for it.
   // Nor does a new session overtake the ABORT of the old one.
-  const auto& all = flow_.receivers();
-  changed_.wait(lock, [&] {
+  sleep(lock, [&] {
     return queue_.empty() && !packing_ &&
-           std::all_of(all.begin(), all.end(), [](const ReceiverFlow& receiver) { return receiver.lost || receiver.outbox.empty(); });
+           all_receivers([](const ReceiverFlow& receiver) { return receiver.lost || receiver.outbox.empty(); });
   });
   return ok_status();
 }
@@ -74,6 +73,7 @@ Status SenderImpl::settle_last_update() {
 void SenderImpl::begin_update(const UpdateOptions& options) {
   Lock lock(mutex_);
   lead_ = options.senders.front() == options_.sender;
+  alone_ = options.senders.size() == 1;
   version_ = options.version;
   unwanted_ = options.repair                                                     ? Unwanted::kAllow
               : options.overlap == wire::OverlapRule::kFirstSenderOwns && !lead_ ? Unwanted::kAllowEntirely
@@ -100,7 +100,9 @@ Status SenderImpl::open_session(const UpdateOptions& options) {
     if (options.repair) open.ranks = repaired_ranks(r);
     flow_.push(r, open);
   }
-  loop_->wake();
+  // What it brings does not depend on the answer, so it does not wait for it.
+  push_manifests();
+  send_queued(lock);
   HEADRACE_RETURN_IF_ERROR(wait_all(
       lock, "OPENED", [&](const ReceiverFlow& receiver) { return receiver.opened && receiver.opened_session == flow_.session(); }));
   return check_expert_maps();
@@ -153,18 +155,22 @@ Status SenderImpl::join_session(const UpdateOptions& options) {
     fail(std::move(failure));
     return *failure_;
   }
+  push_manifests();
+  send_queued(lock);
   return ok_status();
 }
 
-Status SenderImpl::offer_manifest() {
-  Lock lock(mutex_);
-  HEADRACE_RETURN_IF_ERROR(outcome());
-  phase_ = Phase::kManifest;
+void SenderImpl::push_manifests() {
   for (std::size_t r = 0; r < receivers_.size(); ++r) {
     const bool known = answers_[r].committed && answers_[r].manifest == entries_.digest();
     flow_.push(r, wire::Manifest{entries_.digest(), known, known ? std::vector<std::byte>{} : entries_.encoded()});
   }
-  loop_->wake();
+}
+
+Status SenderImpl::await_answers() {
+  Lock lock(mutex_);
+  HEADRACE_RETURN_IF_ERROR(outcome());
+  phase_ = Phase::kManifest;
   const auto answered = [](const ReceiverFlow& receiver) { return receiver.accept || receiver.reject; };
   const auto rejected = [](const ReceiverFlow& receiver) { return receiver.reject.has_value(); };
   const auto& all = flow_.receivers();
@@ -193,7 +199,6 @@ Status SenderImpl::rejected_status() const {
   std::uint64_t total = 0;
   std::size_t told = 0;
   std::string who;
-  StatusDetail first;
   for (const ReceiverFlow& receiver : flow_.receivers()) {
     if (!receiver.reject) continue;
     who += (who.empty() ? "" : ", ") + receiver.name();
@@ -204,14 +209,11 @@ Status SenderImpl::rejected_status() const {
         defect.engine = receiver.engine;
         defect.rank = receiver.rank;
       }
-      const Status status = wire::to_status(defect);
-      if (told == 1) first = *status.detail();
-      text += "\n  " + status.message();
+      text += "\n  " + wire::to_status(defect).message();
     }
   }
-  return Status(Code::kInvalidArgument,
-                fmt::format("manifest refused by {}: {} defects, nothing was written{}{}", who, total, text, total > told ? "\n  ..." : ""))
-      .with(std::move(first));
+  return Status(Code::kInvalidArgument, fmt::format("manifest refused by {}: {} defects, nothing was written{}{}", who, total, text,
+                                                    total > told ? "\n  ..." : ""));
 }
 
 Status SenderImpl::take_answers() {
@@ -280,8 +282,9 @@ Status SenderImpl::start_transfer() {
   HEADRACE_RETURN_IF_ERROR(outcome());
   // Every receiver has opened this session, so none reads buffers of an earlier one any more.
   pool_.reset(dropped_);
-  for (std::size_t r = 0; r < receivers_.size(); ++r) flow_.push(r, wire::Confirm{});
-  loop_->wake();
+  flow_.confirm(alone_);
+  // Nothing waits for it where the first bucket follows: it goes with that, or with the loop's next round.
+  if (!alone_) send_queued(lock);
   HEADRACE_RETURN_IF_ERROR(wait_all(lock, "BEGIN", [](const ReceiverFlow& receiver) { return receiver.credits != 0; }));
   phase_ = Phase::kTransfer;
   phase_ns_ = environment_.clock->now_ns();

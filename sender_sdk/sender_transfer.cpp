@@ -94,10 +94,10 @@ Status SenderImpl::add_async(std::string_view name, TensorView view, std::functi
     Lock lock(mutex_);
     status = start_packing_thread();
     // Progress of the packing thread is watched where it waits itself.
-    if (status.ok()) changed_.wait(lock, [&] { return queue_.size() < kAsyncQueueMax || failure_; });
+    if (status.ok()) sleep(lock, [&] { return queue_.size() < kAsyncQueueMax || failure_; });
     if (status.ok()) status = outcome();
     if (status.ok()) queue_.push_back(std::move(job));
-    changed_.notify_all();
+    wake_sleepers();
   }
   if (!status.ok()) release->fail(status);
   return status;
@@ -116,7 +116,7 @@ Status SenderImpl::start_packing_thread() {
 void SenderImpl::run_packing_thread() {
   Lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return !queue_.empty() || stop_packing_; });
+    sleep(lock, [&] { return !queue_.empty() || stop_packing_; });
     if (queue_.empty()) return;
     Job job = std::move(queue_.front());
     queue_.pop_front();
@@ -134,7 +134,7 @@ void SenderImpl::run_packing_thread() {
     job.release.reset();
     lock.lock();
     packing_ = false;
-    changed_.notify_all();
+    wake_sleepers();
   }
 }
 
@@ -198,8 +198,10 @@ Status SenderImpl::make_room(std::int64_t bytes) {
     const std::lock_guard lock(mutex_);
     return outcome();
   }
-  if (filler_.open()) HEADRACE_RETURN_IF_ERROR(send_bucket());
+  const bool full = filler_.open();
+  if (full) HEADRACE_RETURN_IF_ERROR(send_bucket());
   Lock lock(mutex_);
+  if (full) send_queued(lock);
   HEADRACE_RETURN_IF_ERROR(wait(
       lock, true, "CONSUMED", [&] { return pool_.has_free(); },
       [](const ReceiverFlow& receiver) { return receiver.waiting_bucket() < 0; }));
@@ -214,14 +216,13 @@ Status SenderImpl::send_bucket() {
   const std::lock_guard lock(mutex_);
   HEADRACE_RETURN_IF_ERROR(outcome());
   pool_.sent(slot, filler_.close_bucket(flow_, attachment));
-  loop_->wake();
   return ok_status();
 }
 
 Status SenderImpl::drain_packing() {
   Lock lock(mutex_);
   // The packing thread keeps the deadline: it fails the update when it gets no buffer.
-  changed_.wait(lock, [&] { return (queue_.empty() && !packing_) || failure_; });
+  sleep(lock, [&] { return (queue_.empty() && !packing_) || failure_; });
   return outcome();
 }
 
@@ -254,27 +255,24 @@ Status SenderImpl::end_transfer() {
     auto sums = options_.fingerprints ? filler_.fingerprints(r) : std::vector<wire::EntryFingerprint>();
     flow_.push(r, wire::End{flow_.receivers()[r].next_sequence, std::move(sums)});
   }
-  loop_->wake();
-  HEADRACE_RETURN_IF_ERROR(wait_all(lock, "CONSUMED", [](const ReceiverFlow& receiver) { return receiver.outbox.empty(); }));
-  phases_.transfer = ms_since(phase_ns_);
-  phase_ns_ = environment_.clock->now_ns();
-  phase_ = Phase::kPrepare;
-  HEADRACE_RETURN_IF_ERROR(
-      wait_all(lock, "PREPARED", [](const ReceiverFlow& receiver) { return receiver.prepared || receiver.committed; }));
-  phases_.prepare = ms_since(phase_ns_);
-  phase_ns_ = environment_.clock->now_ns();
+  phase_ = Phase::kEnd;
+  send_queued(lock);
   return ok_status();
+}
+
+SenderImpl::Due SenderImpl::due_after_end() const {
+  if (phase_ == Phase::kEnd) return {"CONSUMED", [](const ReceiverFlow& receiver) { return receiver.outbox.empty(); }};
+  if (phase_ == Phase::kPrepare) {
+    return {"PREPARED", [](const ReceiverFlow& receiver) { return receiver.prepared || receiver.committed; }};
+  }
+  return {"COMMITTED", [](const ReceiverFlow& receiver) { return receiver.committed.has_value(); }};
 }
 
 Result<UpdateReport> SenderImpl::commit() {
   Lock lock(mutex_);
-  HEADRACE_RETURN_IF_ERROR(outcome());
-  phase_ = Phase::kCommit;
-  if (lead_) {
-    for (std::size_t r = 0; r < receivers_.size(); ++r) flow_.push(r, wire::Commit{});
-    loop_->wake();
-  }
-  HEADRACE_RETURN_IF_ERROR(wait_all(lock, "COMMITTED", [](const ReceiverFlow& receiver) { return receiver.committed.has_value(); }));
+  HEADRACE_RETURN_IF_ERROR(wait_for(
+      lock, true, [&] { return due_after_end(); },
+      [&] { return all_receivers([](const ReceiverFlow& receiver) { return receiver.committed.has_value(); }); }));
   phases_.commit = ms_since(phase_ns_);
   for (Answer& answer : answers_) answer.committed = true;
   UpdateReport report = make_report();

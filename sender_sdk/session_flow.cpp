@@ -86,6 +86,13 @@ void SessionFlow::push(std::size_t r, wire::Body body) {
   receiver.outbox.push_back(std::move(outgoing));
 }
 
+void SessionFlow::confirm(bool alone) {
+  for (std::size_t r = 0; r < receivers_.size(); ++r) {
+    push(r, wire::Confirm{});
+    if (alone) receivers_[r].credits = 1;
+  }
+}
+
 void SessionFlow::push_abort(std::size_t r, const wire::Failure& failure) {
   ReceiverFlow& receiver = receivers_[r];
   receiver.outbox.clear();

@@ -42,7 +42,7 @@ struct ReceiverFlow {
   std::optional<wire::Receipt> prepared;
   std::optional<wire::Receipt> committed;
   bool ended = false;         // said ERROR: expects nothing more of this session
-  std::uint32_t credits = 0;  // 0 before BEGIN
+  std::uint32_t credits = 0;  // 0 before BEGIN; a sender that is alone has the first with its CONFIRM
   std::uint64_t next_sequence = 0;
   std::uint64_t pong_progress = 0;
   struct Unanswered {
@@ -85,6 +85,8 @@ class SessionFlow {
 
   /// Queues a message of this session to one receiver.
   void push(std::size_t receiver, wire::Body body);
+  /// Queues CONFIRM to every receiver. The CONFIRM of a sender that is `alone` is the last, so its first bucket need not wait for BEGIN.
+  void confirm(bool alone);
   /// Drops what is queued and queues ABORT for a receiver that is still part of the session.
   void push_abort(std::size_t receiver, const wire::Failure& failure);
   /// The next message that may be sent now; a bucket takes its credit.

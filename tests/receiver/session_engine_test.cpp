@@ -1,4 +1,5 @@
 // What a session asks of the engine around it, and what the engine and tools ask of a receiver.
+#include <future>
 #include <stdexcept>
 
 #include "tests/receiver/receiver_fixture.h"
@@ -15,6 +16,31 @@ class SessionAndEngine : public ReceiverFixture {
     });
   }
 };
+
+TEST_F(SessionAndEngine, AnswersTheLeadsManifestOnlyWhenTheEngineIsQuiescentAndTakesNoOthersBefore) {
+  std::promise<Status> quiescent;
+  EngineHooks hooks;
+  hooks.quiescent = [&] { return quiescent.get_future().get(); };
+  start({}, hooks);
+  WireSender lead = connect("lead");
+  WireSender other = connect("other");
+  lead.hello();
+  other.hello();
+  lead.open(1, "run/1");
+  lead.manifest(full_manifest());
+  EXPECT_TRUE(becomes("open"));
+  quiescent.set_value(Status(Code::kFailedPrecondition, "two requests are running"));
+  EXPECT_NE(lead.expect<wire::ErrorReport>().failure.message.find("two requests are running"), std::string::npos) << "and no ACCEPT";
+  quiescent = {};
+  lead.open(2, "run/1", {"lead", "other"});
+  lead.manifest(full_manifest());
+  EXPECT_TRUE(becomes("open"));
+  other.session = SessionId{2};
+  other.manifest({});
+  EXPECT_NE(other.expect<wire::ErrorReport>().failure.message.find("MANIFEST of sender other before OPENED"), std::string::npos);
+  quiescent.set_value(ok_status());
+  EXPECT_EQ(state(), "idle");
+}
 
 TEST_F(SessionAndEngine, ChecksTheEngineBeforeItOpensAndTheHooksBeforePrepared) {
   Status quiescent = Status(Code::kFailedPrecondition, "two requests are running");

@@ -42,6 +42,67 @@ TEST_F(Session, KeepsTheServedVersionWhileAnUpdateIsOnlyOpen) {
   EXPECT_EQ(guard().slots[0].state, SlotState::kCommitted);
 }
 
+TEST_F(Session, TakesAllThatASenderThatIsAloneMaySayBeforeItHearsAnAnswer) {
+  start();
+  WireSender sender = connect("lead");
+  sender.hello();
+  for (const std::uint32_t seed : {1U, 2U}) {
+    const auto data = payload(seed);
+    sender.open(seed, "run/" + std::to_string(seed));
+    sender.manifest(full_manifest());
+    sender.expect<wire::Opened>();
+    sender.expect<wire::Accept>();
+    sender.send(wire::Confirm{});
+    sender.send(wire::Bucket{0, payload_extents()}, data);
+    sender.send(wire::End{1, payload_sums(data)});
+    sender.expect<wire::Begin>();
+    sender.expect<wire::Consumed>();
+    const wire::Receipt prepared = sender.expect<wire::Prepared>().receipt;
+    EXPECT_TRUE(prepared.proven);
+    EXPECT_EQ(prepared.fingerprints, 4U);
+    sender.send(wire::Commit{});
+    sender.expect<wire::Committed>();
+    expect_live(seed);
+  }
+}
+
+TEST_F(Session, FindsAWrongByteAlsoWhenEndFollowsTheBucketAtOnce) {
+  start();
+  WireSender sender = connect("lead");
+  sender.hello();
+  open_update(sender, 1, "run/1");
+  auto data = payload(1);
+  const auto sums = payload_sums(data);
+  data[100] ^= std::byte{1};
+  sender.send(wire::Bucket{0, payload_extents()}, data);
+  sender.send(wire::End{1, sums});
+  sender.expect<wire::Consumed>();
+  const wire::Failure failure = sender.expect<wire::ErrorReport>().failure;
+  EXPECT_EQ(failure.code, static_cast<std::uint32_t>(Code::kCorruption));
+  EXPECT_EQ(failure.name, "rows.weight");
+  EXPECT_EQ(state(), "torn");
+}
+
+TEST_F(Session, TakesNoBucketBehindTheConfirmOfOneSenderWhileAnotherHasYetToConfirm) {
+  start();
+  WireSender lead = connect("lead");
+  WireSender other = connect("other");
+  lead.hello();
+  other.hello();
+  lead.open(1, "run/1", {"lead", "other"});
+  lead.manifest(full_manifest());
+  lead.expect<wire::Opened>();
+  other.expect<wire::Opened>();
+  other.session = other.last_session;
+  other.manifest({});
+  lead.expect<wire::Accept>();
+  lead.send(wire::Confirm{});
+  lead.send(wire::Bucket{0, payload_extents()}, payload(1));
+  EXPECT_NE(lead.expect<wire::ErrorReport>().failure.message.find("BUCKET of sender lead before BEGIN"), std::string::npos);
+  EXPECT_EQ(state(), "idle");
+  for (const std::byte byte : live("plain")) ASSERT_EQ(byte, std::byte{0}) << "not one was written";
+}
+
 TEST_F(Session, AnswersAllDefectsAtOnceAndWritesNothing) {
   start();
   WireSender sender = connect("lead");

@@ -301,6 +301,63 @@ TEST_F(SenderTest, FillsNoMoreBuffersThanItHasUntilAllReceiversConsumed) {
   }
 }
 
+/// A receiver that keeps BEGIN to itself until it is told otherwise.
+FakeReceiver::Intercept without_begin() {
+  return [](FakeReceiver&, const PeerId&, const wire::Message& message) { return std::holds_alternative<wire::Confirm>(message.body); };
+}
+
+TEST_F(SenderTest, AloneSendsOneBucketBehindItsConfirmAndNoneMoreBeforeBegin) {
+  start_receiver({}, without_begin());
+  receivers[0]->hold_consumed(true);
+  SenderOptions with = options();
+  with.staging_buffers = 4;
+  auto sender = connect(with);
+  const auto tensor = make_tensor("w", {2, 60'000}, 1);
+  ASSERT_TRUE(sender->open(update_of({tensor})).ok());
+  ASSERT_TRUE(sender->add("w", tensor.view()).ok());
+  Result<UpdateReport> report = Status(Code::kInternal, "not run");
+  std::thread finishing([&] { report = sender->finish(); });
+  EXPECT_TRUE(receivers[0]->await([](const FakeReceiver& fake) { return fake.count(MessageType::kPing) >= 2; }));
+  EXPECT_EQ(receivers[0]->count(MessageType::kBucket), 1U) << "not answered with BEGIN for two pings";
+  receivers[0]->post([](FakeReceiver& fake) { fake.send(fake.peers().front(), wire::Begin{2}); });
+  EXPECT_TRUE(receivers[0]->await([](const FakeReceiver& fake) { return fake.count(MessageType::kEnd) == 1; }));
+  receivers[0]->post([](FakeReceiver& fake) { fake.consume_held(); });
+  finishing.join();
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  EXPECT_EQ(receivers[0]->count(MessageType::kBucket), 2U);
+  EXPECT_TRUE(has(*receivers[0], tensor));
+}
+
+TEST_F(SenderTest, AloneNeedsNoBeginForAnUpdateOfOneBucket) {
+  start_receiver({}, without_begin());
+  auto sender = connect();
+  const auto tensor = make_tensor("w", {77}, 1);
+  const auto report = run_update(*sender, {tensor});
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  EXPECT_TRUE(has(*receivers[0], tensor));
+}
+
+TEST_F(SenderTest, OffersItsManifestBehindOpenAsLead) {
+  std::optional<PeerId> lead;
+  start_receiver({}, [&](FakeReceiver& fake, const PeerId& peer, const wire::Message& message) {
+    if (!std::holds_alternative<wire::Open>(message.body) || lead) return false;
+    lead = peer;  // not opened: only what does not wait for OPENED can still come
+    return fake.count(MessageType::kOpen) == 1;
+  });
+  auto sender = connect();
+  const auto tensor = make_tensor("w", {77}, 1);
+  Status opened;
+  std::thread opening([&] { opened = sender->open(update_of({tensor})); });
+  EXPECT_TRUE(receivers[0]->await([](const FakeReceiver& fake) { return fake.count(MessageType::kManifest) == 1; }));
+  receivers[0]->post([&](FakeReceiver& fake) {
+    fake.send_in(fake.last(MessageType::kOpen)->session, *lead,
+                 wire::ErrorReport{fake.failure(Code::kFailedPrecondition, "two requests are running"), 0});
+  });
+  opening.join();
+  EXPECT_EQ(opened.code(), Code::kFailedPrecondition);
+  ASSERT_TRUE(run_update(*sender, {tensor}, 2).ok());
+}
+
 TEST_F(SenderTest, KeepsToASingleCredit) {
   FakeScript script;
   script.credits = 1;

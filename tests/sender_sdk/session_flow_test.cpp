@@ -110,6 +110,28 @@ TEST_F(SessionFlowTest, SendsNoBucketWithoutCreditAndNothingBeforeIt) {
   EXPECT_EQ(std::get<wire::End>(wire::decode(flow.take_sendable(0)->message).value().body).buckets, 2U);
 }
 
+TEST_F(SessionFlowTest, GrantsASenderThatIsAloneOneBucketWithItsConfirm) {
+  flow.begin(kVersion, kFirst);
+  hear(0, kFirst, wire::Accept{});
+  flow.confirm(true);
+  queue_bucket(0, 0);
+  queue_bucket(0, 1);
+  EXPECT_TRUE(std::holds_alternative<wire::Confirm>(wire::decode(flow.take_sendable(0)->message).value().body));
+  EXPECT_EQ(flow.take_sendable(0)->sequence, 0U);
+  EXPECT_FALSE(flow.take_sendable(0)) << "one, until BEGIN says how many";
+  hear(0, kFirst, wire::Begin{2});
+  EXPECT_EQ(flow.take_sendable(0)->sequence, 1U);
+}
+
+TEST_F(SessionFlowTest, GrantsNothingWithConfirmWhereOthersHaveYetToConfirm) {
+  flow.begin(kVersion, kFirst);
+  hear(0, kFirst, wire::Accept{});
+  flow.confirm(false);
+  queue_bucket(0, 0);
+  EXPECT_TRUE(std::holds_alternative<wire::Confirm>(wire::decode(flow.take_sendable(0)->message).value().body));
+  EXPECT_FALSE(flow.take_sendable(0));
+}
+
 TEST_F(SessionFlowTest, RefusesPreparedWhileABucketIsOnTheWay) {
   flow.begin(kVersion, kFirst);
   hear(0, kFirst, wire::Accept{});

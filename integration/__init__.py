@@ -1,1 +1,0 @@
-"""Adapters of other frameworks, each a package of its own."""

@@ -1,1 +1,0 @@
-"""verl: its bucket wire, a checkpoint-engine backend and a worker extension. Nothing here is imported before it is named."""

@@ -256,6 +256,12 @@ bool Receiver::Impl::on_tool(const PeerId& peer, const wire::Message& message) {
   return true;
 }
 
+void Receiver::Impl::fingerprints_async(std::function<void(Result<std::vector<wire::TensorFingerprint>>)> done) {
+  const Status enqueued = applier_->run_async(
+      [this, done] { loop_->post([done, reply = inspection_->fingerprints(0, limits::kManifestEntriesMax)] { done(reply.tensors); }); });
+  if (!enqueued.ok()) done(enqueued);
+}
+
 wire::StatusReply Receiver::Impl::status_on_loop() const {
   wire::StatusReply reply;
   reply.job = options_.job;
@@ -305,6 +311,11 @@ const std::string& Receiver::endpoint() const noexcept {
 
 wire::StatusReply Receiver::status() const {
   return impl_->ask<wire::StatusReply>([this](auto answer) { answer(impl_->status_on_loop()); });
+}
+
+Result<std::vector<wire::TensorFingerprint>> Receiver::fingerprints() const {
+  using Values = Result<std::vector<wire::TensorFingerprint>>;
+  return impl_->ask<Values>([this](auto answer) { impl_->fingerprints_async(std::move(answer)); });
 }
 
 Status Receiver::begin(const WeightVersion& version) {

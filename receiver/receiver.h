@@ -98,6 +98,8 @@ class Receiver {
 
   const std::string& endpoint() const noexcept;
   wire::StatusReply status() const;
+  /// Of every checkpoint tensor that this rank holds a part of, read from live storage, in order with what writes it.
+  Result<std::vector<wire::TensorFingerprint>> fingerprints() const;
 
   // The plain call, for engines that hand over named tensors themselves. Same index, runs and executor; every call is checked before its
   // own first byte.

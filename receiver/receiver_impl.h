@@ -42,6 +42,7 @@ class Receiver::Impl {
     return future.get();
   }
   wire::StatusReply status_on_loop() const;
+  void fingerprints_async(std::function<void(Result<std::vector<wire::TensorFingerprint>>)> done);
   SessionControl& control() { return *control_; }
 
  private:

@@ -199,6 +199,7 @@ Status SenderImpl::rejected_status() const {
   std::uint64_t total = 0;
   std::size_t told = 0;
   std::string who;
+  StatusDetail first;
   for (const ReceiverFlow& receiver : flow_.receivers()) {
     if (!receiver.reject) continue;
     who += (who.empty() ? "" : ", ") + receiver.name();
@@ -209,11 +210,14 @@ Status SenderImpl::rejected_status() const {
         defect.engine = receiver.engine;
         defect.rank = receiver.rank;
       }
-      text += "\n  " + wire::to_status(defect).message();
+      const Status status = wire::to_status(defect);
+      if (told == 1) first = *status.detail();
+      text += "\n  " + status.message();
     }
   }
-  return Status(Code::kInvalidArgument, fmt::format("manifest refused by {}: {} defects, nothing was written{}{}", who, total, text,
-                                                    total > told ? "\n  ..." : ""));
+  return Status(Code::kInvalidArgument,
+                fmt::format("manifest refused by {}: {} defects, nothing was written{}{}", who, total, text, total > told ? "\n  ..." : ""))
+      .with(std::move(first));
 }
 
 Status SenderImpl::take_answers() {

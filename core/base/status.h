@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -32,6 +33,18 @@ std::string_view code_name(Code code) noexcept;
 /// Where a foreign error number came from.
 enum class ErrorSource : std::uint8_t { kHeadrace = 0, kErrno = 1, kZmq = 2, kCuda = 3, kNccl = 4, kUcx = 5 };
 
+/// Where a failure of an update was, for callers who want it in parts. Its text says the same.
+struct StatusDetail {
+  std::string engine;
+  std::int64_t rank = -1;    // a receiver's; -1: not of one
+  std::string sender;        // empty: not of one
+  std::string phase;         // "hello", "open", "manifest", "transfer", "prepare", "commit"
+  std::int64_t bucket = -1;  // sequence number; -1: not of one
+  std::string name;          // tensor
+  std::string expected;
+  std::string actual;
+};
+
 /// The outcome of something that may fail for reasons outside this process. A value; free to copy.
 class [[nodiscard]] Status {
  public:
@@ -45,6 +58,14 @@ class [[nodiscard]] Status {
   /// The foreign library's own number, 0 when there is none.
   int native() const noexcept { return native_; }
   const std::string& message() const noexcept { return message_; }
+  /// null where nothing more is known than the text.
+  const StatusDetail* detail() const noexcept { return detail_.get(); }
+  /// The same outcome with this detail.
+  Status with(StatusDetail detail) const {
+    Status status = *this;
+    status.detail_ = std::make_shared<const StatusDetail>(std::move(detail));
+    return status;
+  }
   /// "failed_precondition: <message>".
   std::string to_string() const;
 
@@ -53,6 +74,7 @@ class [[nodiscard]] Status {
   ErrorSource source_ = ErrorSource::kHeadrace;
   int native_ = 0;
   std::string message_;
+  std::shared_ptr<const StatusDetail> detail_;  // shared: a Status is copied freely, and most have none
 };
 
 inline Status ok_status() {

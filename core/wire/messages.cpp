@@ -70,7 +70,8 @@ Status to_status(const Failure& failure) {
   if (!failure.expected.empty() || !failure.actual.empty()) text += fmt::format(" (expected {}, got {})", failure.expected, failure.actual);
   const Code code =
       failure.code >= 1 && failure.code <= static_cast<std::uint32_t>(Code::kInternal) ? static_cast<Code>(failure.code) : Code::kInternal;
-  return Status(code, text);
+  return Status(code, text)
+      .with({failure.engine, failure.rank, failure.sender, failure.phase, failure.bucket, failure.name, failure.expected, failure.actual});
 }
 
 }  // namespace headrace::wire

@@ -203,16 +203,6 @@ struct FingerprintRequest {
   std::uint64_t count = 0;
 };
 
-struct TensorFingerprint {
-  std::string name;
-  Dtype dtype = Dtype::kU8;
-  Shape shape;
-  Box box;
-  std::uint32_t copies = 1;  // repeats and replicas, all equal when `equal`
-  bool equal = true;
-  FingerprintSum sum;  // of the first copy
-};
-
 struct FingerprintReply {
   std::uint64_t total = 0;  // tensors in all
   std::string version;

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "core/base/digest.h"
+#include "core/base/fingerprint_sum.h"
+#include "core/base/shape.h"
 #include "core/base/weight_version.h"
 
 // What users of a receiver or a sender see of the wire: states, receipts, and what a receiver says of itself. Everything else is in
@@ -78,6 +80,17 @@ struct Welcome {
   std::string version;              // RUN/STEP of what is served; empty: none
   std::int64_t bucket_bytes_max = 0;
   std::int64_t deadline_ms = 0;
+};
+
+/// What a receiver holds of one checkpoint tensor.
+struct TensorFingerprint {
+  std::string name;
+  Dtype dtype = Dtype::kU8;
+  Shape shape;
+  Box box;
+  std::uint32_t copies = 1;  // repeats and replicas, all equal when `equal`
+  bool equal = true;
+  FingerprintSum sum;  // of the first copy
 };
 
 enum class OverlapRule : std::uint8_t {

@@ -23,6 +23,7 @@ const std::map<std::string, std::vector<std::string>>& allowed_includes() {
       {"receiver/", {"core/", "kernels/"}},
       {"sender_sdk/", {"core/", "kernels/"}},
       {"cli/", {"core/", "kernels/", "receiver/", "sender_sdk/"}},
+      {"python/", {"core/", "kernels/", "receiver/", "sender_sdk/"}},
       // A trainer and a judge: the public SDK, what reads checkpoints, and of the program the parts that ask receivers and show progress.
       {"examples/",
        {"core/base/", "core/checkpoint/", "core/wire/messages.h", "core/transport/run_directory.h", "kernels/fingerprint.h",
@@ -45,6 +46,7 @@ const std::map<std::string, std::vector<std::string>>& third_party_homes() {
       {"hwy/", {"kernels/"}},
       {"sodium", {"core/base/digest.cpp"}},
       {"CLI/", {"cli/main.cpp"}},
+      {"nanobind/", {"python/src/"}},
       {"gtest/", {"tests/"}},
       {"gmock/", {"tests/"}},
       {"rapidcheck", {"tests/"}},
@@ -117,13 +119,13 @@ TEST(Includes, OfThirdPartiesStayInTheirPlace) {
       }
     }
   }
-  for (const char* prefix : {"zmq", "msgpack", "simdjson", "nlohmann/", "hwy/", "sodium", "CLI/"}) {
+  for (const char* prefix : {"zmq", "msgpack", "simdjson", "nlohmann/", "hwy/", "sodium", "CLI/", "nanobind/"}) {
     EXPECT_EQ(used.count(prefix), 1u) << prefix << " is included nowhere: the rule guards nothing";
   }
 }
 
 TEST(Includes, OfThirdPartiesHaveOneFolderInTheProduct) {
-  for (const char* prefix : {"zmq", "msgpack", "simdjson", "nlohmann/", "hwy/", "sodium", "CLI/"}) {
+  for (const char* prefix : {"zmq", "msgpack", "simdjson", "nlohmann/", "hwy/", "sodium", "CLI/", "nanobind/"}) {
     std::set<std::string> files;
     for (const SourceFile& file : project_files()) {
       if (!is_cpp(file) || file.path.starts_with("tests/")) continue;

@@ -1,0 +1,1 @@
+"""Adapters of other frameworks, each a package of its own."""

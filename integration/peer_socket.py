@@ -1,0 +1,132 @@
+"""One ZeroMQ REQ or REP socket to a peer, with a deadline on every wait and an end to it when the peer goes.
+
+The peers' own loops block without a limit. Here a wait ends with a message, with PeerGone as soon as the connection breaks, or with
+PeerTimeout.
+"""
+
+import os
+import stat
+import time
+from typing import Self
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+__all__ = ["PeerFailed", "PeerGone", "PeerSocket", "PeerTimeout"]
+
+# The last acknowledgement may still be on its way when a socket closes.
+_LINGER_MS = 5_000
+
+
+class PeerTimeout(TimeoutError):
+    """The peer did not answer within the deadline."""
+
+
+class PeerGone(ConnectionError):
+    """The peer closed the connection, or died, while something was expected of it."""
+
+
+class PeerFailed(RuntimeError):
+    """The peer says that it failed; the message holds its own words."""
+
+
+class PeerSocket:
+    """A REQ socket that binds, or a REP socket that connects. One thread at a time; a context manager.
+
+    `wait_s` bounds each single wait.
+    """
+
+    def __init__(self, context: zmq.Context, kind: int, handle: str, wait_s: float):
+        if wait_s <= 0:
+            raise ValueError(f"a wait of {wait_s} s")
+        self._handle = handle
+        self._asks = kind == zmq.REQ
+        self._wait_s = wait_s
+        self._bound = None
+        self._socket = context.socket(kind)
+        self._socket.linger = _LINGER_MS
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        try:
+            if self._asks:
+                self._bind()
+            else:
+                self._socket.connect(handle)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConnectionError(f"{handle}: {error}") from error
+
+    def _bind(self) -> None:
+        path = _file_of(self._handle)
+        if path:
+            _remove_socket(path)
+        self._socket.bind(self._handle)
+        if path:
+            self._bound = path
+
+    def send(self, data: bytes, expected: str) -> None:
+        """Sends one message; waits, while nobody is connected, for `expected`."""
+        try:
+            if not self._socket.poll(self._wait_s * 1_000, zmq.POLLOUT):
+                raise PeerTimeout(f"{self._handle}: nobody connected within {self._wait_s:g} s, {expected}")
+            self._socket.send(data, zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            raise PeerGone(f"{self._handle}: cannot send, {expected}: {error}") from error
+
+    def receive(self, expected: str) -> bytes:
+        """The next message, which should be `expected` (words for the error)."""
+        deadline = time.monotonic() + self._wait_s
+        gone = False
+        while True:
+            left_ms = max(0.0, deadline - time.monotonic()) * 1_000
+            ready = dict(self._poller.poll(0 if gone else left_ms))
+            if self._socket in ready:
+                return self._socket.recv()
+            if gone:
+                raise PeerGone(f"{self._handle}: the peer went away instead of sending {expected}")
+            if self._monitor in ready:
+                gone = self._peer_went()
+            elif left_ms == 0:
+                raise PeerTimeout(f"{self._handle}: no {expected} within {self._wait_s:g} s")
+
+    def _peer_went(self) -> bool:
+        """Reads the connection's events; true when the connection has ended. The wires know no second one."""
+        ended = False
+        while self._monitor.poll(0):
+            ended |= recv_monitor_message(self._monitor)["event"] == zmq.EVENT_DISCONNECTED
+        return ended
+
+    def close(self, discard: bool = False) -> None:
+        """Closes; with `discard`, drops what was not sent yet. Takes a bound socket's file away."""
+        if self._socket.closed:
+            return
+        self._poller.unregister(self._monitor)
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0 if discard else _LINGER_MS)
+        if self._bound:
+            _remove_socket(self._bound)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        # What a failed REQ side has not sent yet is of no use; a REP side's last answer must still reach the peer.
+        self.close(discard=kind is not None and self._asks)
+
+
+def _file_of(handle: str) -> str | None:
+    """The file of an ipc:// address; abstract ones (with an @) and other transports have none."""
+    path = handle.removeprefix("ipc://")
+    return None if path == handle or path.startswith("@") else path
+
+
+def _remove_socket(path: str) -> None:
+    """Removes a socket's file that an earlier process left; anything else of that name is not ours to remove."""
+    try:
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            os.unlink(path)
+    except FileNotFoundError:
+        pass

@@ -1,0 +1,199 @@
+#include "python/src/hooks.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <utility>
+
+#include "python/src/errors.h"
+#include "python/src/table.h"
+#include "python/src/tensors.h"
+
+namespace nb = nanobind;
+
+namespace headrace::python {
+namespace {
+
+class SharedMemory final : public DeviceMemory {
+ public:
+  explicit SharedMemory(std::shared_ptr<const DeviceMemory> memory) : memory_(std::move(memory)) {}
+  std::byte* data() const noexcept override { return memory_->data(); }
+  std::size_t size() const noexcept override { return memory_->size(); }
+  const DeviceMemory& inner() const noexcept { return *memory_; }
+
+ private:
+  std::shared_ptr<const DeviceMemory> memory_;  // shared with views that Python keeps
+};
+
+/// What stands behind the memoryviews that a staged hook gets. Buffers that were taken before the hook returned keep the memory; afterwards
+/// none is given any more.
+struct Lease {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  bool writable = false;
+  bool ended = false;
+  std::shared_ptr<const DeviceMemory> scratch;
+  nb::object table;
+};
+
+int lease_buffer(PyObject* self, Py_buffer* view, int flags) {
+  const Lease* lease = nb::inst_ptr<Lease>(self);
+  if (lease->ended) {
+    PyErr_SetString(PyExc_ValueError, "the hook has returned: what it was given must be copied before");
+    return -1;
+  }
+  return PyBuffer_FillInfo(view, self, lease->data, static_cast<Py_ssize_t>(lease->bytes), lease->writable ? 0 : 1, flags);
+}
+
+PyType_Slot kLeaseSlots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(lease_buffer)}, {0, nullptr}};
+
+/// The views of one call. They end with it; what is left of one (a buffer that something else took) keeps memory that stays mapped.
+class Leases {
+ public:
+  ~Leases() {
+    for (const auto& [lease, view] : given_) {
+      nb::inst_ptr<Lease>(lease)->ended = true;
+      try {
+        view.attr("release")();
+      } catch (nb::python_error& error) {
+        if (!error.matches(PyExc_BufferError)) error.discard_as_unraisable("headrace: end of a staged hook's view");
+      }
+    }
+  }
+  nb::object add(Lease lease) {
+    nb::object object = nb::cast(std::move(lease));
+    nb::object view = nb::steal(PyMemoryView_FromObject(object.ptr()));
+    if (!view.is_valid()) throw nb::python_error();
+    return given_.emplace_back(std::move(object), std::move(view)).second;
+  }
+
+ private:
+  std::vector<std::pair<nb::object, nb::object>> given_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceMemory>> LeasingDevice::allocate(const AllocateOptions& options) {
+  Result<std::unique_ptr<DeviceMemory>> memory = inner_->allocate(options);
+  if (!memory.ok()) return memory.status();
+  const std::shared_ptr<const DeviceMemory> shared = std::move(memory).value();
+  const std::lock_guard lock(mutex_);
+  std::erase_if(memories_, [](const auto& known) { return known.expired(); });
+  memories_.push_back(shared);
+  return std::unique_ptr<DeviceMemory>(std::make_unique<SharedMemory>(shared));
+}
+
+Result<UniqueFd> LeasingDevice::export_memory(const DeviceMemory& memory) {
+  const auto* shared = dynamic_cast<const SharedMemory*>(&memory);
+  return inner_->export_memory(shared != nullptr ? shared->inner() : memory);
+}
+
+Result<std::unique_ptr<DeviceMemory>> LeasingDevice::import_memory(UniqueFd descriptor, std::size_t bytes) {
+  return inner_->import_memory(std::move(descriptor), bytes);
+}
+
+std::shared_ptr<const DeviceMemory> LeasingDevice::owner_of(const std::byte* address) const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& known : memories_) {
+    std::shared_ptr<const DeviceMemory> memory = known.lock();
+    if (memory != nullptr && address >= memory->data() && address < memory->data() + memory->size()) return memory;
+  }
+  return nullptr;
+}
+
+PyHooks::PyHooks(const nb::dict& hooks, const nb::dict& staged, nb::object table, const LeasingDevice& device)
+    : hooks_(hooks), staged_(staged), table_object_(std::move(table)), table_(nb::inst_ptr<PyTable>(table_object_)), device_(&device) {}
+
+EngineHooks PyHooks::engine_hooks() {
+  EngineHooks hooks;
+  if (hooks_.contains("quiescent")) hooks.quiescent = [this] { return call("quiescent"); };
+  if (hooks_.contains("derive")) hooks.derive = [this] { return call("derive"); };
+  if (hooks_.contains("finish_tables")) hooks.finish_tables = [this] { return call("finish_tables"); };
+  if (hooks_.contains("committed")) hooks.committed = [this] { return call("committed"); };
+  if (hooks_.contains("expert_map")) hooks.expert_map = [this] { return expert_map(); };
+  hooks.locate = [this] { return locate(); };
+  for (const auto [key, value] : staged_) {
+    const std::string name = nb::cast<std::string>(key);
+    hooks.staged[name] = [this, name](const StagedCall& call) { return call_staged(name, call); };
+  }
+  return hooks;
+}
+
+nb::object PyHooks::take_cause() {
+  return std::exchange(cause_, nb::object());
+}
+
+Status PyHooks::keep(nb::python_error& error, const std::string& what) {
+  Status status = status_of(error, what);
+  if (!cause_.is_valid()) cause_ = nb::borrow(error.value());
+  return status;
+}
+
+Status PyHooks::call(const char* name) {
+  const nb::gil_scoped_acquire with_gil;
+  try {
+    const nb::object answer = hooks_[name]();
+    if (PyBool_Check(answer.ptr()) && !nb::cast<bool>(answer)) return Status(Code::kFailedPrecondition, "it said no");
+    return ok_status();
+  } catch (nb::python_error& error) {
+    return keep(error, "it raised");
+  }
+}
+
+std::vector<StorageLocation> PyHooks::locate() {
+  const nb::gil_scoped_acquire with_gil;
+  try {
+    if (!hooks_.contains("locate")) return table_->locate();
+    std::vector<StorageLocation> locations;
+    TensorReader reader(TensorReader::Hold::kCall);
+    const nb::dict present = nb::cast<nb::dict>(hooks_["locate"]());
+    for (std::uint32_t i = 0; i < table_->table().size(); ++i) {
+      const Storage& storage = table_->table().at(StorageId{i});
+      if (!present.contains(storage.name.c_str())) continue;
+      locations.push_back(table_->location(StorageId{i}, reader.read(present[storage.name.c_str()], storage.name)));
+    }
+    return locations;
+  } catch (nb::python_error& error) {
+    throw Error(keep(error, "it raised"));
+  }
+}
+
+std::vector<std::vector<std::int32_t>> PyHooks::expert_map() {
+  const nb::gil_scoped_acquire with_gil;
+  try {
+    nb::object map = hooks_["expert_map"]();
+    if (nb::hasattr(map, "tolist")) map = map.attr("tolist")();
+    return nb::cast<std::vector<std::vector<std::int32_t>>>(map);
+  } catch (nb::python_error& error) {
+    throw Error(keep(error, "it raised"));
+  } catch (const nb::cast_error&) {
+    throw Error(Status(Code::kInvalidArgument, "expected the logical expert of each physical slot of each layer, as rows of integers"));
+  }
+}
+
+Status PyHooks::call_staged(const std::string& hook, const StagedCall& call) {
+  const nb::gil_scoped_acquire with_gil;
+  try {
+    Leases leases;
+    const auto lend = [&](std::span<const std::byte> bytes, bool writable) {
+      auto* address = const_cast<std::byte*>(bytes.data());  // read-only where `writable` is false
+      return leases.add({address, bytes.size(), writable, false, device_->owner_of(address), table_object_});
+    };
+    nb::list inputs;
+    nb::list outputs;
+    for (const auto input : call.inputs) inputs.append(lend(input, false));
+    for (const auto output : call.outputs) outputs.append(lend(output, true));
+    const nb::object work = lend(call.work, true);
+    staged_[hook.c_str()](std::string(call.group), inputs, work, outputs);
+    return ok_status();
+  } catch (nb::python_error& error) {
+    return keep(error, fmt::format("hook {} of group {} raised", hook, call.group));
+  }
+}
+
+void init_hooks(nb::module_& module) {
+  nb::class_<Lease>(module, "_Lease", nb::type_slots(kLeaseSlots), "Memory lent to a staged hook until it returns.");
+}
+
+}  // namespace headrace::python

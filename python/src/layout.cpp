@@ -1,0 +1,345 @@
+#include "python/src/layout.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "core/checkpoint/checkpoint.h"
+#include "python/src/dtypes.h"
+#include "python/src/errors.h"
+#include "python/src/placing.h"
+#include "python/src/table.h"
+#include "receiver/staged_groups.h"
+#include "receiver/weight_index.h"
+
+namespace nb = nanobind;
+
+namespace headrace::python {
+namespace {
+
+nb::tuple numbers(std::span<const std::int64_t> values) {
+  nb::list list;
+  for (const std::int64_t value : values) list.append(value);
+  return nb::tuple(list);
+}
+
+nb::object text_or_none(const std::string& text) {
+  return text.empty() ? nb::none() : nb::object(nb::str(text.c_str(), text.size()));
+}
+
+std::optional<JsonValue> read_config(nb::handle config) {
+  if (config.is_none()) return std::nullopt;
+  if (nb::isinstance<nb::dict>(config)) {
+    const auto text = nb::cast<std::string>(nb::module_::import_("json").attr("dumps")(config));
+    return value_or_raise(parse_json(text));
+  }
+  std::filesystem::path path = nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(config));
+  if (std::filesystem::is_directory(path)) path /= "config.json";
+  return value_or_raise(read_json_file(path.string()));
+}
+
+bool is_path(nb::handle object) {
+  return nb::isinstance<nb::str>(object) || nb::hasattr(object, "__fspath__");
+}
+
+Shape shape_of(nb::handle object) {
+  Shape shape;
+  for (const nb::handle dim : object) shape.push_back(nb::cast<std::int64_t>(dim));
+  return shape;
+}
+
+std::vector<CheckpointTensor> listed_tensors(nb::handle listed) {
+  std::vector<CheckpointTensor> tensors;
+  std::int64_t begin = 0;
+  for (const nb::handle item : listed) {
+    CheckpointTensor tensor;
+    tensor.name = nb::cast<std::string>(item[0]);
+    tensor.dtype = dtype_from_object(item[1]);
+    tensor.shape = shape_of(item[2]);
+    tensor.begin = begin;
+    tensor.end = begin += byte_count(tensor.dtype, tensor.shape).value_or(0);
+    tensors.push_back(std::move(tensor));
+  }
+  return tensors;
+}
+
+std::set<std::string> name_set(nb::handle names) {
+  std::set<std::string> set;
+  for (const nb::handle name : names) set.insert(nb::cast<std::string>(name));
+  return set;
+}
+
+/// The storages that a rule writes, as names.
+nb::tuple storage_names(const ModelLayout& layout, const TensorRule& rule) {
+  nb::list names;
+  std::set<std::uint32_t> seen;
+  each_written(layout, rule, [&](std::uint32_t s) {
+    if (seen.insert(s).second) names.append(layout.storages[s].name);
+  });
+  return nb::tuple(names);
+}
+
+/// A group's entries have no rule of their own until place_groups() gives them one.
+ModelLayout with_group_rules(const ModelLayout& layout) {
+  ModelLayout placed = layout;
+  raise_if_error(place_groups(placed));
+  return placed;
+}
+
+/// A storage of the layout by its name, or a new one by its spec.
+std::uint32_t output_storage(ModelLayout& layout, nb::handle output) {
+  const bool named = nb::isinstance<nb::str>(output);
+  const std::string name = nb::cast<std::string>(named ? nb::object(nb::borrow(output)) : nb::object(output.attr("name")));
+  for (std::uint32_t s = 0; s < layout.storages.size(); ++s)
+    if (layout.storages[s].name == name) return s;
+  if (named) raise(Status(Code::kInvalidArgument, fmt::format("output {} is no storage of the layout: give its StorageSpec", name)));
+  StorageSpec spec;
+  spec.name = name;
+  spec.dtype = dtype_from_object(output.attr("dtype"));
+  spec.shape = shape_of(output.attr("shape"));
+  spec.strides = shape_of(output.attr("strides"));
+  spec.bytes = nb::cast<std::int64_t>(output.attr("bytes"));
+  if (spec.bytes == 0) spec.bytes = byte_count(spec.dtype, spec.shape).value_or(0);
+  layout.storages.push_back(std::move(spec));
+  return static_cast<std::uint32_t>(layout.storages.size() - 1);
+}
+
+}  // namespace
+
+nb::object storage_spec(const StorageSpec& spec) {
+  nb::list owners;
+  for (const std::string& owner : spec.owners) owners.append(owner);
+  return nb::module_::import_("headrace.records")
+      .attr("StorageSpec")(spec.name, std::string(dtype_name(spec.dtype)), numbers(spec.shape), numbers(spec.strides), spec.bytes,
+                           spec.optional, text_or_none(spec.alias_of), nb::tuple(owners));
+}
+
+PyLayout PyLayout::build(nb::handle config, const std::string& family, const std::string& layout, std::int32_t rank,
+                         const std::string& variant, std::vector<std::string> scopes, std::int32_t redundant_experts, nb::handle dtype,
+                         nb::handle tensors) {
+  ModelRequest request;
+  request.family = family;
+  request.variant = variant;
+  request.parallel = value_or_raise(parse_layout(layout));
+  request.rank = rank;
+  request.redundant_experts = redundant_experts;
+  request.scopes = std::move(scopes);
+  if (!dtype.is_none()) request.dtype = dtype_from_object(dtype);
+  std::optional<JsonValue> parsed = read_config(config);
+  if (!tensors.is_none() && is_path(tensors)) {
+    const auto path = nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(tensors));
+    const Checkpoint checkpoint = value_or_raise(Checkpoint::open(path, ParseMode::kStrict, DataPart::kIgnored));
+    return PyLayout(value_or_raise(build_model(request, parsed ? &*parsed : checkpoint.config(), checkpoint.tensors())));
+  }
+  const std::vector<CheckpointTensor> listed = tensors.is_none() ? std::vector<CheckpointTensor>() : listed_tensors(tensors);
+  return PyLayout(value_or_raise(build_model(request, parsed ? &*parsed : nullptr, listed)));
+}
+
+PyLayout PyLayout::identity(const PyTable& table) {
+  ModelLayout layout;
+  layout.family = "identity";
+  layout.variant = "plain";
+  std::set<std::string, std::less<>> aliases;
+  for (const Storage& storage : table.table().all()) {
+    const auto index = static_cast<std::uint32_t>(layout.storages.size());
+    layout.storages.push_back({.name = storage.name,
+                               .dtype = storage.dtype,
+                               .shape = storage.shape,
+                               .strides = storage.strides,
+                               .bytes = storage.bytes,
+                               .owners = storage.owners,
+                               .optional = storage.optional,
+                               .alias_of = storage.alias_of});
+    // An alias is written by what its original gets; under its own name nothing is taken.
+    if (!storage.alias_of.empty()) {
+      aliases.insert(storage.name);
+      continue;
+    }
+    const std::int64_t elem = dtype_bytes(storage.dtype);
+    std::vector<std::int64_t> steps = packed_strides(storage.shape, elem);
+    for (std::size_t d = 0; d < storage.strides.size(); ++d) steps[d] = storage.strides[d] * elem;
+    NamedRule named{storage.name, {}};
+    named.rule.param = storage.name;
+    named.rule.dtypes = {storage.dtype};
+    named.rule.shape = storage.shape;
+    named.rule.optional = storage.optional;
+    const StridedCopy copy = inverse(value_or_raise(pack_nest(storage.shape, elem, steps)));
+    named.rule.placements = {{.storage = index, .box = Box::whole(storage.shape), .copy = copy}};
+    layout.named.push_back(std::move(named));
+  }
+  layout.scan = [aliases = std::move(aliases)](std::string_view name) {
+    ScanAnswer answer;
+    if (aliases.contains(name)) answer.kind = ScanAnswer::Kind::kDropped;
+    return answer;
+  };
+  return PyLayout(std::move(layout));
+}
+
+nb::tuple PyLayout::storages() const {
+  nb::list specs;
+  for (const StorageSpec& spec : layout_.storages) specs.append(storage_spec(spec));
+  return nb::tuple(specs);
+}
+
+nb::tuple PyLayout::tensors() const {
+  const nb::object info = nb::module_::import_("headrace.records").attr("TensorInfo");
+  ModelLayout placed = with_group_rules(layout_);
+  // All that a rank wants, also what an update may leave out.
+  std::vector<bool> optional;
+  for (NamedRule& named : placed.named) optional.push_back(std::exchange(named.rule.optional, false));
+  for (ExpertRule& expert : placed.expert_rules) optional.push_back(std::exchange(expert.rule.optional, false));
+  const WeightIndex index(std::move(placed));
+  const std::vector<std::string> scopes = index.scopes();
+  std::unordered_map<std::uint32_t, nb::tuple> storages;
+  nb::list tensors;
+  for (const WeightIndex::Needed& needed : index.needed(scopes)) {
+    const TensorRule& rule = index.rule(needed.rule);
+    auto names = storages.find(needed.rule);
+    if (names == storages.end()) names = storages.emplace(needed.rule, storage_names(index.layout(), rule)).first;
+    const nb::object group =
+        rule.group < 0 ? nb::none() : nb::object(nb::str(index.layout().groups[static_cast<std::size_t>(rule.group)].name.c_str()));
+    tensors.append(info(needed.name, std::string(dtype_name(rule.dtypes.front())), numbers(rule.shape), names->second, rule.scope, group,
+                        bool{optional[needed.rule]}));
+  }
+  return nb::tuple(tensors);
+}
+
+nb::dict PyLayout::group_shapes() const {
+  nb::dict shapes;
+  for (const StagedGroup& group : layout_.groups) {
+    nb::list entries;
+    for (const NamedRule& entry : group.entries) {
+      const Shape shape = entry.rule.placements.empty() ? entry.rule.shape : entry.rule.placements.front().box.shape();
+      entries.append(nb::make_tuple(entry.name, std::string(dtype_name(entry.rule.dtypes.front())), numbers(shape)));
+    }
+    nb::list outputs;
+    for (const std::uint32_t output : group.outputs) {
+      const StorageSpec& spec = layout_.storages[output];
+      outputs.append(nb::make_tuple(spec.name, std::string(dtype_name(spec.dtype)), numbers(spec.shape)));
+    }
+    shapes[group.name.c_str()] = nb::make_tuple(entries, outputs);
+  }
+  return shapes;
+}
+
+PyLayout PyLayout::renamed(const nb::dict& names) const {
+  ModelLayout layout = layout_;
+  std::unordered_map<std::string, std::string> others;
+  for (const auto [ours, theirs] : names) others.emplace(nb::cast<std::string>(ours), nb::cast<std::string>(theirs));
+  std::set<std::string> used;
+  for (StorageSpec& spec : layout.storages) {
+    if (const auto found = others.find(spec.name); found != others.end()) {
+      used.insert(found->first);
+      spec.name = found->second;
+    }
+    if (const auto found = others.find(spec.alias_of); found != others.end()) spec.alias_of = found->second;
+  }
+  for (const auto& [ours, theirs] : others)
+    if (!used.contains(ours))
+      raise(Status(Code::kInvalidArgument, fmt::format("storage {} to be renamed {} is not in the layout", ours, theirs)));
+  return PyLayout(std::move(layout));
+}
+
+PyLayout PyLayout::only(nb::handle names) const {
+  const std::set<std::string> wanted = name_set(names);
+  ModelLayout layout = layout_;
+  std::vector<std::uint32_t> moved(layout.storages.size(), kScratchStorage);
+  std::vector<StorageSpec> kept;
+  for (std::uint32_t s = 0; s < layout.storages.size(); ++s) {
+    if (!wanted.contains(layout.storages[s].name)) continue;
+    moved[s] = static_cast<std::uint32_t>(kept.size());
+    kept.push_back(layout.storages[s]);
+  }
+  if (kept.size() != wanted.size()) {
+    std::set<std::string> unknown = wanted;
+    for (const StorageSpec& spec : kept) unknown.erase(spec.name);
+    raise(Status(Code::kInvalidArgument, fmt::format("storage {} is not in the layout", *unknown.begin())));
+  }
+  for (StorageSpec& spec : kept)
+    if (!spec.alias_of.empty() && !wanted.contains(spec.alias_of)) spec.alias_of.clear();
+  layout.storages = std::move(kept);
+  const auto lands_nowhere = [&](TensorRule& rule) {
+    const bool landed = !rule.placements.empty();
+    std::erase_if(rule.placements, [&](const Placement& placement) { return moved[placement.storage] == kScratchStorage; });
+    for (Placement& placement : rule.placements) placement.storage = moved[placement.storage];
+    return landed && rule.placements.empty();
+  };
+  std::erase_if(layout.named, [&](NamedRule& named) { return lands_nowhere(named.rule); });
+  std::erase_if(layout.expert_rules, [&](ExpertRule& expert) { return lands_nowhere(expert.rule); });
+  std::erase_if(layout.constants, [&](const ConstantRule& constant) { return moved[constant.storage] == kScratchStorage; });
+  for (ConstantRule& constant : layout.constants) constant.storage = moved[constant.storage];
+  std::erase_if(layout.groups, [&](StagedGroup& group) {
+    std::erase_if(group.outputs, [&](std::uint32_t output) { return moved[output] == kScratchStorage; });
+    for (std::uint32_t& output : group.outputs) output = moved[output];
+    return group.outputs.empty();
+  });
+  return PyLayout(std::move(layout));
+}
+
+PyLayout PyLayout::with_groups(nb::handle groups) const {
+  ModelLayout layout = layout_;
+  for (const nb::handle item : groups) {
+    StagedGroup group;
+    group.name = nb::cast<std::string>(item.attr("name"));
+    group.hook = nb::cast<std::string>(item.attr("hook"));
+    group.work_bytes = nb::cast<std::int64_t>(item.attr("work_bytes"));
+    const std::string scope = nb::cast<std::string>(item.attr("scope"));
+    for (const nb::handle entry : item.attr("entries")) {
+      NamedRule named{nb::cast<std::string>(entry[0]), {}};
+      named.rule.dtypes = {dtype_from_object(entry[1])};
+      named.rule.shape = shape_of(entry[2]);
+      named.rule.scope = scope;
+      group.entries.push_back(std::move(named));
+    }
+    for (const nb::handle output : item.attr("outputs")) group.outputs.push_back(output_storage(layout, output));
+    layout.groups.push_back(std::move(group));
+  }
+  with_group_rules(layout);
+  return PyLayout(std::move(layout));
+}
+
+std::int64_t PyLayout::place(const PyTable& table, nb::handle named, bool constants) const {
+  return place_tensors(layout_, table, named, constants);
+}
+
+void init_layout(nb::module_& module) {
+  nb::class_<PyLayout>(module, "Layout",
+                       "Where every checkpoint tensor lands in the live storage of one rank. A value: what changes it gives another one.")
+      .def_static(
+          "build", &PyLayout::build, nb::kw_only(), nb::arg("config") = nb::none(), nb::arg("family") = "auto", nb::arg("layout") = "tp1",
+          nb::arg("rank") = 0, nb::arg("variant") = "plain", nb::arg("scopes") = std::vector<std::string>{"target"},
+          nb::arg("redundant_experts") = 0, nb::arg("dtype") = nb::none(), nb::arg("tensors") = nb::none(),
+          nb::sig("def build(*, config: object = None, family: str = \"auto\", layout: str = \"tp1\", rank: int = 0, variant: str = "
+                  "\"plain\", scopes: Sequence[str] = (\"target\",), redundant_experts: int = 0, dtype: object = None, tensors: object "
+                  "= None) -> Layout"),
+          "What a family knows of a model. config: config.json as a dict, its path or its folder. layout: how ranks divide the model,\n"
+          "such as tp2, ep4 or tp2,ep4. tensors: for families that take names from a checkpoint, its path (headers are read, no\n"
+          "weights), or [(name, dtype, shape)]. dtype: what floating-point tensors are kept as; None: as the checkpoint has them.")
+      .def_static("identity", &PyLayout::identity, nb::arg("table"),
+                  "Every storage is a checkpoint tensor of its own name, dtype and shape.")
+      .def_prop_ro("family", [](const PyLayout& self) { return self.model().family; })
+      .def_prop_ro("storages", &PyLayout::storages, nb::sig("def storages(self) -> tuple[StorageSpec, ...]"))
+      .def_prop_ro("tensors", &PyLayout::tensors, nb::sig("def tensors(self) -> tuple[TensorInfo, ...]"),
+                   "Every checkpoint tensor that this rank wants a part of, experts by their names.")
+      .def_prop_ro("group_shapes", &PyLayout::group_shapes, nb::sig("def group_shapes(self) -> dict[str, tuple[list, list]]"),
+                   "{group: (entries, outputs)} with (name, dtype, shape) of what its hook is lent.")
+      .def("renamed", &PyLayout::renamed, nb::arg("names"), nb::sig("def renamed(self, names: dict[str, str]) -> Layout"),
+           "With other names for storages: {ours: theirs}.")
+      .def("only", &PyLayout::only, nb::arg("storages"), nb::sig("def only(self, storages: Iterable[str]) -> Layout"),
+           "Without all other storages, and without the tensors that land nowhere else.")
+      .def("with_groups", &PyLayout::with_groups, nb::arg("groups"), nb::sig("def with_groups(self, groups: Iterable[Group]) -> Layout"),
+           "With tensors that land by computation. Outputs that the layout has not are appended to its storages.")
+      .def(
+          "place", &PyLayout::place, nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("constants") = true,
+          nb::sig("def place(self, table: StorageTable, tensors: Iterable[tuple[str, object]], *, constants: bool = True) -> int"),
+          "Writes these tensors (whole ones) and, if asked, the layout's constants, through the placements, without a session. Any subset\n"
+          "will do. Returns the bytes written. Tensors of staged groups are refused.");
+}
+
+}  // namespace headrace::python

@@ -1,0 +1,205 @@
+#include "python/src/sender.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "python/src/dtypes.h"
+#include "python/src/errors.h"
+#include "python/src/records.h"
+#include "python/src/tensors.h"
+#include "python/src/waits.h"
+#include "sender_sdk/sender.h"
+
+namespace nb = nanobind;
+
+namespace headrace::python {
+namespace {
+
+Shape shape_of(nb::handle object) {
+  Shape shape;
+  for (const nb::handle dim : object) shape.push_back(nb::cast<std::int64_t>(dim));
+  return shape;
+}
+
+/// (name, dtype, shape, box): box is (lo, hi) or None. Packed FP4 (F4, shape in elements) becomes U8.
+SenderEntry entry_of(nb::handle item) {
+  SenderEntry entry;
+  entry.name = nb::cast<std::string>(item[0]);
+  entry.dtype = dtype_from_object(item[1]);
+  entry.shape = shape_of(item[2]);
+  const nb::object box = item[3];
+  if (!box.is_none()) entry.box = Box{shape_of(box[0]), shape_of(box[1])};
+  if (dtype_bytes(entry.dtype) != 0) return entry;
+  const std::int64_t per_byte = 8 / dtype_bits(entry.dtype);
+  if (dtype_bits(entry.dtype) != 4 || entry.shape.empty() || entry.shape.back() % per_byte != 0 || entry.box)
+    refuse(entry.name, fmt::format("{} {} does not travel as bytes", dtype_name(entry.dtype), to_string(entry.shape)));
+  entry.dtype = Dtype::kU8;
+  entry.shape.back() /= per_byte;
+  return entry;
+}
+
+wire::OverlapRule overlap_of(const std::string& word) {
+  if (word == "refuse") return wire::OverlapRule::kRefuse;
+  if (word == "first_sender_owns") return wire::OverlapRule::kFirstSenderOwns;
+  raise(Status(Code::kInvalidArgument, fmt::format("overlap '{}': expected refuse or first_sender_owns", word)));
+}
+
+}  // namespace
+
+class PySender {
+ public:
+  explicit PySender(const SenderOptions& options) {
+    std::optional<Result<std::unique_ptr<Sender>>> connected;
+    waits_.run([&] { connected = Sender::connect(options); });
+    sender_ = value_or_raise(std::move(*connected));
+  }
+  ~PySender() { close(); }
+  PySender(const PySender&) = delete;
+  PySender& operator=(const PySender&) = delete;
+
+  void close() {
+    const nb::gil_scoped_release without_gil;
+    sender_.reset();
+  }
+  bool closed() const noexcept { return sender_ == nullptr; }
+  nb::tuple receivers() {
+    nb::list list;
+    for (const ReceiverInfo& info : sender().receivers()) list.append(receiver_record(info));
+    return nb::tuple(list);
+  }
+
+  void open(const std::string& version, nb::handle entries, std::vector<std::string> scopes, std::vector<std::string> senders,
+            const std::string& overlap, bool repair) {
+    UpdateOptions options;
+    const std::optional<WeightVersion> parsed = parse_weight_version(version);
+    if (!parsed) raise(Status(Code::kInvalidArgument, fmt::format("version '{}': expected RUN/STEP, such as run-1/17", version)));
+    options.version = *parsed;
+    for (const nb::handle entry : entries) options.entries.push_back(entry_of(entry));
+    options.scopes = std::move(scopes);
+    options.senders = std::move(senders);
+    options.overlap = overlap_of(overlap);
+    options.repair = repair;
+    Sender& target = sender();
+    // Not yet open, there is nothing to abort: an interrupted call is given up once it has returned.
+    bool interrupted = false;
+    Status status;
+    try {
+      waits_.run([&] { status = target.open(std::move(options)); }, [&] { interrupted = true, target.abort("interrupted"); });
+    } catch (nb::python_error&) {
+      if (interrupted) target.abort("interrupted");
+      throw;
+    }
+    raise_if_error(status);
+  }
+  std::vector<std::uint32_t> order() { return sender().order(); }
+
+  /// Bytes taken.
+  std::int64_t add(nb::handle tensors) {
+    TensorReader reader(TensorReader::Hold::kCall);
+    std::vector<std::pair<std::string_view, TensorView>> views;
+    std::int64_t bytes = 0;
+    const nb::list items(nb::borrow(tensors));
+    for (const nb::handle item : items) {
+      const auto [name, object] = named_item(item);
+      const Tensor tensor = reader.read(object, name);
+      const auto steps = tensor.packed() ? std::span<const std::int64_t>() : tensor.steps();
+      views.emplace_back(name, TensorView{tensor.data, {steps.begin(), steps.end()}});
+      bytes += tensor.bytes();
+    }
+    Sender& target = sender();
+    run([&] {
+      for (const auto& [name, view] : views) HEADRACE_RETURN_IF_ERROR(target.add(name, view));
+      return ok_status();
+    });
+    return bytes;
+  }
+  nb::object finish() {
+    return report([](Sender& sender) { return sender.finish(); });
+  }
+  nb::object resolve_in_doubt() {
+    return report([](Sender& sender) { return sender.resolve_in_doubt(); });
+  }
+  void abort(const std::string& reason) {
+    Sender& target = sender();
+    const nb::gil_scoped_release without_gil;
+    target.abort(reason);
+  }
+
+ private:
+  Sender& sender() {
+    if (sender_ == nullptr) raise(Status(Code::kFailedPrecondition, "the sender is closed"));
+    return *sender_;
+  }
+  template <class Work>
+  void run(const Work& work) {
+    Status status;
+    waits_.run([&] { status = work(); }, [this] { sender_->abort("interrupted"); });
+    raise_if_error(status);
+  }
+  template <class Ask>
+  nb::object report(const Ask& ask) {
+    Sender& target = sender();
+    std::optional<Result<UpdateReport>> report;
+    run([&] {
+      report = ask(target);
+      return report->status();
+    });
+    return report_record(report->value());
+  }
+
+  std::unique_ptr<Sender> sender_;
+  Waits waits_;
+};
+
+/// (dtype, shape in elements of it) of a tensor, as an entry has them.
+static nb::tuple describe(nb::handle tensor, const std::string& name) {
+  TensorReader reader(TensorReader::Hold::kCall);
+  const Tensor read = reader.read(tensor, name);
+  nb::list shape;
+  for (const std::int64_t dim : read.shape()) shape.append(dim);
+  return nb::make_tuple(std::string(dtype_name(read.dtype)), nb::tuple(shape), read.bytes());
+}
+
+void init_sender(nb::module_& module) {
+  nb::class_<PySender>(module, "Sender", "What stands behind headrace.Sender.")
+      .def(
+          "__init__",
+          [](PySender* self, std::string job, std::string sender, std::vector<std::string> endpoints, std::string data_path,
+             std::int64_t bucket_bytes, std::uint32_t staging_buffers, std::uint32_t threads, bool fingerprints,
+             std::int64_t connect_timeout_ms, std::int64_t deadline_ms) {
+            SenderOptions options;
+            options.job = std::move(job);
+            options.sender = std::move(sender);
+            options.endpoints = std::move(endpoints);
+            options.data_path = std::move(data_path);
+            options.bucket_bytes = bucket_bytes;
+            options.staging_buffers = staging_buffers;
+            options.threads = threads;
+            options.fingerprints = fingerprints;
+            options.connect_timeout_ms = connect_timeout_ms;
+            options.deadline_ms = deadline_ms;
+            new (self) PySender(options);
+          },
+          nb::kw_only(), nb::arg("job"), nb::arg("sender"), nb::arg("endpoints"), nb::arg("data_path"), nb::arg("bucket_bytes"),
+          nb::arg("staging_buffers"), nb::arg("threads"), nb::arg("fingerprints"), nb::arg("connect_timeout_ms"), nb::arg("deadline_ms"))
+      .def_prop_ro("receivers", &PySender::receivers)
+      .def_prop_ro("closed", &PySender::closed)
+      .def("open", &PySender::open, nb::arg("version"), nb::arg("entries"), nb::arg("scopes"), nb::arg("senders"), nb::arg("overlap"),
+           nb::arg("repair"))
+      .def("order", &PySender::order)
+      .def("add", &PySender::add, nb::arg("tensors"))
+      .def("finish", &PySender::finish)
+      .def("resolve_in_doubt", &PySender::resolve_in_doubt)
+      .def("abort", &PySender::abort, nb::arg("reason"))
+      .def("close", &PySender::close);
+  module.def("describe", &describe, nb::arg("tensor"), nb::arg("name"),
+             "(dtype, shape, bytes) of a tensor, with the dtype that it travels as. Refuses by `name` what is no tensor in host memory.");
+}
+
+}  // namespace headrace::python

@@ -1,0 +1,269 @@
+#include "python/src/tensors.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+#include <utility>
+
+#include "kernels/executor.h"
+#include "kernels/strided_copy.h"
+#include "python/src/dtypes.h"
+#include "python/src/errors.h"
+
+namespace nb = nanobind;
+
+namespace headrace::python {
+namespace {
+
+std::string device_name(std::int32_t type, std::int32_t id) {
+  switch (type) {
+    case dlpack::kCuda:
+    case dlpack::kCudaManaged: return fmt::format("cuda:{}", id);
+    case dlpack::kRocm: return fmt::format("rocm:{}", id);
+    default: return fmt::format("DLPack device {}:{}", type, id);
+  }
+}
+
+void check_device(std::string_view name, std::int32_t type, std::int32_t id) {
+  if (type == dlpack::kCpu || type == dlpack::kCudaHost || type == dlpack::kRocmHost) return;
+  StatusDetail detail;
+  detail.name = name;
+  detail.expected = "cpu";
+  detail.actual = device_name(type, id);
+  raise(Status(Code::kUnsupported, fmt::format("{}: the tensor is on {}, only host memory is taken", name, detail.actual)).with(detail));
+}
+
+void check_dims(std::string_view name, std::int64_t ndim) {
+  if (ndim < 0 || ndim > static_cast<std::int64_t>(limits::kDimsMax))
+    refuse(name, fmt::format("{} dimensions, at most {}", ndim, limits::kDimsMax));
+}
+
+/// Byte steps of a row-major tensor.
+void set_packed(Tensor& tensor) {
+  std::int64_t step = dtype_bytes(tensor.dtype);
+  for (std::int32_t d = tensor.ndim; d-- > 0;) {
+    tensor.strides[static_cast<std::size_t>(d)] = step;
+    step *= tensor.dims[static_cast<std::size_t>(d)];
+  }
+}
+
+void take(const dlpack::Tensor& from, bool writable, std::string_view name, Tensor& tensor) {
+  check_device(name, from.device_type, from.device_id);
+  check_dims(name, from.ndim);
+  const auto element = element_type(from.dtype);
+  if (!element) {
+    refuse(name, fmt::format("elements of DLPack type code {}, {} bits, {} lanes have no dtype here", from.dtype.code, from.dtype.bits,
+                             from.dtype.lanes));
+  }
+  tensor.dtype = element->dtype;
+  tensor.data = static_cast<std::byte*>(from.data) + from.byte_offset;
+  tensor.ndim = from.ndim;
+  tensor.writable = writable;
+  const std::int64_t elem = dtype_bytes(tensor.dtype);
+  for (std::int32_t d = 0; d < from.ndim; ++d) tensor.dims[static_cast<std::size_t>(d)] = from.shape[d];
+  if (element->per_byte == 1) {
+    if (from.strides == nullptr) return set_packed(tensor);
+    for (std::int32_t d = 0; d < from.ndim; ++d) tensor.strides[static_cast<std::size_t>(d)] = from.strides[d] * elem;
+    return;
+  }
+  // Elements share bytes: the last dimension counts them, and nothing but whole rows can be addressed.
+  const auto last = static_cast<std::size_t>(from.ndim) - 1;
+  if (from.ndim == 0 || tensor.dims[last] % element->per_byte != 0) refuse(name, "packed elements do not fill whole bytes of a row");
+  tensor.dims[last] /= element->per_byte;
+  set_packed(tensor);
+  for (std::size_t d = 0; from.strides != nullptr && d <= last; ++d) {
+    const std::int64_t step = d == last ? 1 : tensor.strides[d] * element->per_byte;
+    if (tensor.dims[d] > 1 && from.strides[d] != step) refuse(name, "packed elements must be contiguous");
+  }
+}
+
+}  // namespace
+
+std::int64_t Tensor::elements() const noexcept {
+  std::int64_t count = 1;
+  for (const std::int64_t dim : shape()) count *= dim;
+  return count;
+}
+
+bool Tensor::packed() const noexcept {
+  std::int64_t step = dtype_bytes(dtype);
+  for (std::int32_t d = ndim; d-- > 0;) {
+    const auto i = static_cast<std::size_t>(d);
+    if (dims[i] != 1 && strides[i] != step) return elements() == 0;
+    step *= dims[i];
+  }
+  return true;
+}
+
+TensorReader::~TensorReader() {
+  for (const auto& buffer : buffers_) PyBuffer_Release(buffer.get());
+  for (dlpack::ManagedVersioned* managed : managed_)
+    if (managed->deleter != nullptr) managed->deleter(managed);
+  for (dlpack::Managed* managed : managed_unversioned_)
+    if (managed->deleter != nullptr) managed->deleter(managed);
+}
+
+const dlpack::ExchangeApi* TensorReader::exchange_api(nb::handle object) {
+  PyTypeObject* type = Py_TYPE(object.ptr());
+  if (type == last_type_) return last_api_;
+  const auto known = apis_.find(type);
+  const dlpack::ExchangeApi* api = nullptr;
+  if (known != apis_.end()) {
+    api = known->second;
+  } else {
+    const nb::object capsule = nb::getattr(object.type(), "__dlpack_c_exchange_api__", nb::none());
+    if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api") != 0)
+      api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    while (api != nullptr && api->version.major != dlpack::kMajor) api = api->previous;
+    apis_.emplace(type, api);
+    objects_.push_back(nb::borrow(object.type()));
+  }
+  last_type_ = type;
+  last_api_ = api;
+  return api;
+}
+
+bool TensorReader::read_exchange(nb::handle object, std::string_view name, Tensor& tensor) {
+  const dlpack::ExchangeApi* api = exchange_api(object);
+  if (api == nullptr) return false;
+  if (hold_ == Hold::kCall && api->tensor_from_object != nullptr) {
+    dlpack::Tensor borrowed{};
+    if (api->tensor_from_object(object.ptr(), &borrowed) == 0) {
+      objects_.push_back(nb::borrow(object));
+      take(borrowed, true, name, tensor);
+      return true;
+    }
+  } else {
+    dlpack::ManagedVersioned* managed = nullptr;
+    if (api->managed_from_object(object.ptr(), &managed) == 0) {
+      managed_.push_back(managed);
+      take(managed->tensor, (managed->flags & dlpack::kReadOnly) == 0, name, tensor);
+      return true;
+    }
+  }
+  // What has a gradient is not exported as it is.
+  const nb::python_error refused;
+  if (!nb::hasattr(object, "requires_grad") || !nb::cast<bool>(nb::bool_(object.attr("requires_grad"))))
+    refuse(name, nb::cast<std::string>(nb::str(refused.value())));
+  return read_exchange(object.attr("detach")(), name, tensor);
+}
+
+bool TensorReader::read_buffer(nb::handle object, std::string_view name, Tensor& tensor) {
+  if (PyObject_CheckBuffer(object.ptr()) == 0) return false;
+  auto buffer = std::make_unique<Py_buffer>();
+  if (PyObject_GetBuffer(object.ptr(), buffer.get(), PyBUF_FORMAT | PyBUF_STRIDES | PyBUF_WRITABLE) != 0) {
+    PyErr_Clear();
+    if (PyObject_GetBuffer(object.ptr(), buffer.get(), PyBUF_FORMAT | PyBUF_STRIDES) != 0) {
+      // numpy has no buffer of dtypes that are not its own.
+      PyErr_Clear();
+      return false;
+    }
+  }
+  const Py_buffer& view = *buffers_.emplace_back(std::move(buffer));
+  check_dims(name, view.ndim);
+  const auto dtype = dtype_from_format(view.format != nullptr ? view.format : "B", view.itemsize);
+  if (!dtype) refuse(name, fmt::format("a buffer of format '{}' with {} bytes an element has no dtype here", view.format, view.itemsize));
+  tensor.dtype = *dtype;
+  tensor.data = static_cast<std::byte*>(view.buf);
+  tensor.ndim = view.ndim;
+  tensor.writable = view.readonly == 0;
+  for (std::int32_t d = 0; d < view.ndim; ++d) {
+    tensor.dims[static_cast<std::size_t>(d)] = view.shape[d];
+    tensor.strides[static_cast<std::size_t>(d)] = view.strides[d];
+  }
+  return true;
+}
+
+bool TensorReader::read_array(nb::handle object, std::string_view name, Tensor& tensor) {
+  const nb::object found = nb::getattr(object, "__array_interface__", nb::none());
+  if (!nb::isinstance<nb::dict>(found)) return false;
+  const nb::dict array = nb::borrow<nb::dict>(found);
+  tensor.dtype = dtype_from_object(object.attr("dtype"));
+  if (dtype_bytes(tensor.dtype) == 0 || nb::cast<std::int64_t>(object.attr("itemsize")) != dtype_bytes(tensor.dtype))
+    refuse(name, "one sub-byte element a byte: pack them into uint8");
+  const nb::tuple data = nb::borrow<nb::tuple>(array["data"]);
+  tensor.data = reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(data[0]));  // NOLINT(performance-no-int-to-ptr): the protocol's
+  tensor.writable = !nb::cast<bool>(data[1]);
+  const nb::tuple shape = nb::borrow<nb::tuple>(array["shape"]);
+  check_dims(name, static_cast<std::int64_t>(shape.size()));
+  tensor.ndim = static_cast<std::int32_t>(shape.size());
+  for (std::size_t d = 0; d < shape.size(); ++d) tensor.dims[d] = nb::cast<std::int64_t>(shape[d]);
+  set_packed(tensor);
+  if (array.contains("strides") && !nb::object(array["strides"]).is_none()) {
+    const nb::tuple strides = nb::borrow<nb::tuple>(array["strides"]);
+    for (std::size_t d = 0; d < strides.size(); ++d) tensor.strides[d] = nb::cast<std::int64_t>(strides[d]);
+  }
+  objects_.push_back(nb::borrow(object));
+  return true;
+}
+
+bool TensorReader::read_dlpack(nb::handle object, std::string_view name, Tensor& tensor) {
+  if (!nb::hasattr(object, "__dlpack__")) return false;
+  const nb::object place = object.attr("__dlpack_device__")();
+  check_device(name, nb::cast<std::int32_t>(place[0]), nb::cast<std::int32_t>(place[1]));
+  nb::object capsule;
+  try {
+    capsule = object.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(1, 1));
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_TypeError)) throw;
+    capsule = object.attr("__dlpack__")();
+  }
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
+    auto* managed = static_cast<dlpack::ManagedVersioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
+    if (managed->version.major != dlpack::kMajor)
+      refuse(name, fmt::format("DLPack {}, expected {}", managed->version.major, dlpack::kMajor));
+    PyCapsule_SetName(capsule.ptr(), "used_dltensor_versioned");
+    managed_.push_back(managed);
+    take(managed->tensor, (managed->flags & dlpack::kReadOnly) == 0, name, tensor);
+    return true;
+  }
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor") == 0) refuse(name, "__dlpack__ gave no tensor");
+  auto* managed = static_cast<dlpack::Managed*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
+  PyCapsule_SetName(capsule.ptr(), "used_dltensor");
+  managed_unversioned_.push_back(managed);
+  take(managed->tensor, true, name, tensor);
+  return true;
+}
+
+Tensor TensorReader::read(nb::handle object, std::string_view name) {
+  Tensor tensor;
+  if (read_exchange(object, name, tensor) || read_buffer(object, name, tensor) || read_array(object, name, tensor) ||
+      read_dlpack(object, name, tensor)) {
+    return tensor;
+  }
+  refuse(name, fmt::format("{} is no tensor: it has neither DLPack nor a buffer", nb::cast<std::string>(nb::type_name(object.type()))));
+}
+
+std::span<const std::byte> TensorReader::packed(const Tensor& tensor, std::string_view name) {
+  const auto bytes = static_cast<std::size_t>(tensor.bytes());
+  if (tensor.packed()) return {tensor.data, bytes};
+  const Result<StridedCopy> nest = pack_nest(tensor.shape(), dtype_bytes(tensor.dtype), tensor.steps());
+  if (!nest.ok()) refuse(name, fmt::format("strides {}: {}", to_string(tensor.steps()), nest.status().message()));
+  copies_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));
+  WorkerPool pool(1);
+  const CopyJob job{.copy = nest.value(), .src = tensor.data, .dst = copies_.back().get()};
+  HostExecutor(pool).run({&job, 1});
+  return {copies_.back().get(), bytes};
+}
+
+NamedItem named_item(nb::handle item) {
+  PyObject* name = nullptr;
+  PyObject* tensor = nullptr;
+  if (PyTuple_Check(item.ptr()) && PyTuple_Size(item.ptr()) == 2) {
+    name = PyTuple_GetItem(item.ptr(), 0);
+    tensor = PyTuple_GetItem(item.ptr(), 1);
+  } else if (PyList_Check(item.ptr()) && PyList_Size(item.ptr()) == 2) {
+    name = PyList_GetItem(item.ptr(), 0);
+    tensor = PyList_GetItem(item.ptr(), 1);
+  }
+  Py_ssize_t size = 0;
+  const char* text = name != nullptr && PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, &size) : nullptr;
+  if (text == nullptr) {
+    PyErr_Clear();
+    raise(Status(Code::kInvalidArgument, fmt::format("expected (name, tensor), not {}", nb::cast<std::string>(nb::repr(item)))));
+  }
+  return {{text, static_cast<std::size_t>(size)}, tensor};
+}
+
+}  // namespace headrace::python

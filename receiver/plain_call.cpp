@@ -46,11 +46,12 @@ void SessionControl::begin_plain(const WeightVersion& version, Done done) {
   plain_sums_.clear();
   plain_inputs_.clear();
   const SessionId id = session->id;
-  start_session(std::move(session), [this, id, done](const Status& attested) {
-    if (!current(id)) return done(Status(Code::kCancelled, last_failure_));
-    if (!attested.ok()) fail(SessionEvent::kFailure, attested, "open");
-    if (current(id)) session_->opened = session_->begun = true;
-    done(attested);
+  plain_begun_ = std::move(done);  // fail() answers too: whoever gives the update up does not wait for a slow hook
+  start_session(std::move(session), [this, id](const Status& attested) {
+    if (!current(id)) return;
+    if (!attested.ok()) return fail(SessionEvent::kFailure, attested, "open");
+    session_->opened = session_->begun = true;
+    std::exchange(plain_begun_, nullptr)(ok_status());
   });
 }
 

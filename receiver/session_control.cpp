@@ -144,6 +144,7 @@ void SessionControl::fail(SessionEvent event, wire::Failure failure) {
   for (const SessionSender& sender : session->senders) {
     if (sender.peer) env_.send(*sender.peer, session->id, wire::ErrorReport{failure, static_cast<std::uint32_t>(state_)});
   }
+  if (plain_begun_) std::exchange(plain_begun_, nullptr)(wire::to_status(failure));
   if (plain_done_) std::exchange(plain_done_, nullptr)(wire::to_status(failure));
 }
 

@@ -156,6 +156,7 @@ class SessionControl {
   std::vector<wire::ManifestEntry> plain_entries_;
   std::vector<CastSums> plain_sums_;
   std::vector<FingerprintSum> plain_inputs_;  // of entries of staged groups
+  Done plain_begun_;
   ReceiptDone plain_done_;
 };
 

@@ -342,9 +342,13 @@ class PlanCompiler {
       if (sender < 0) continue;
       const StagedGroup& declared = layout.groups[group.group];
       if (group.tensors.size() != declared.entries.size()) {
-        const std::string& name = plan_.entry(static_cast<std::uint32_t>(sender), group.entries.front()).name;
+        const auto comes = [&](const NamedRule& entry) {
+          return std::any_of(group.entries.begin(), group.entries.end(),
+                             [&](std::uint32_t e) { return plan_.entry(static_cast<std::uint32_t>(sender), e).name == entry.name; });
+        };
+        const std::string& name = std::find_if_not(declared.entries.begin(), declared.entries.end(), comes)->name;
         defect(Code::kInvalidArgument, name,
-               fmt::format("{}: staged group {} needs {} entries, {} come", name, declared.name, declared.entries.size(),
+               fmt::format("{}: it is missing: staged group {} needs {} entries, {} come", name, declared.name, declared.entries.size(),
                            group.tensors.size()));
         continue;
       }

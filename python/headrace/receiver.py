@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from . import _core, _open_ends
 from .records import Fingerprint, Receipt, Status
@@ -17,7 +17,7 @@ class Hooks:
 
     What a hook raises fails the update; the exception is the __cause__ of what the engine's own call raises.
 
-    quiescent(): before an update is taken. Returning attests that no forward pass runs or starts until the guard opens; False refuses.
+    quiescent(): before an update is taken, and again before it is published. Returning attests that no forward pass runs or starts until the guard opens; False refuses.
     locate(): {storage: tensor} as they are now. Without it the tensors of the table are asked where they are.
     expert_map(): logical expert of each physical slot, [layer][slot], over all ranks.
     derive(): after the last byte and its proof: refresh what is derived from the weights, in place.
@@ -62,7 +62,7 @@ class Update:
         self.version = version
         self.receipt: Receipt | None = None
 
-    def __enter__(self) -> Update:
+    def __enter__(self) -> Self:
         self._receiver._core.begin(self.version)
         return self
 
@@ -201,7 +201,7 @@ class Receiver:
         self._core.close()
         _open_ends.discard(self)
 
-    def __enter__(self) -> Receiver:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind, error, trace) -> None:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from . import _core, _open_ends
 from .records import ReceiverInfo, Report
@@ -128,7 +128,7 @@ class SenderUpdate:
         self.version = version
         self.report: Report | None = None
 
-    def __enter__(self) -> SenderUpdate:
+    def __enter__(self) -> Self:
         self._sender._core.open(self.version, self._source.entries, **self._options)
         return self
 
@@ -267,7 +267,7 @@ class Sender:
         self._core.close()
         _open_ends.discard(self)
 
-    def __enter__(self) -> Sender:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind, error, trace) -> None:

@@ -55,14 +55,18 @@ std::optional<Dtype> dtype_from_text(std::string_view text) {
   return std::nullopt;
 }
 
-Dtype dtype_from_object(nanobind::handle object) {
+std::optional<Dtype> find_dtype(nanobind::handle object) {
   const std::string text = nanobind::cast<std::string>(nanobind::str(object));
   std::string_view name = text;
   if (name.ends_with("'>")) name.remove_suffix(2);  // "<class 'ml_dtypes.bfloat16'>"
   if (const auto dot = name.rfind('.'); dot != std::string_view::npos) name.remove_prefix(dot + 1);
-  if (const auto dtype = dtype_from_text(name)) return *dtype;
-  raise(Status(Code::kInvalidArgument,
-               fmt::format("dtype {}: expected a safetensors name such as BF16, or a dtype of torch or numpy", text)));
+  return dtype_from_text(name);
+}
+
+Dtype dtype_from_object(nanobind::handle object) {
+  if (const auto dtype = find_dtype(object)) return *dtype;
+  raise(Status(Code::kInvalidArgument, fmt::format("dtype {}: expected a safetensors name such as BF16, or a dtype of torch or numpy",
+                                                   nanobind::cast<std::string>(nanobind::str(object)))));
 }
 
 std::optional<ElementType> element_type(dlpack::DataType type) {

@@ -18,8 +18,9 @@ struct ElementType {
 
 /// By a safetensors name ("BF16"), or by the name that torch, numpy and ml_dtypes have for it ("bfloat16").
 std::optional<Dtype> dtype_from_text(std::string_view text);
-/// By what str() of it ends in: "torch.bfloat16", numpy.dtype("float32"), ml_dtypes.float8_e4m3fn. Throws the Python error of an invalid
-/// argument.
+/// By what str() of it ends in: "torch.bfloat16", numpy.dtype("float32"), ml_dtypes.float8_e4m3fn.
+std::optional<Dtype> find_dtype(nanobind::handle object);
+/// The same; raises headrace.InvalidArgument where there is none.
 Dtype dtype_from_object(nanobind::handle object);
 std::optional<ElementType> element_type(dlpack::DataType type);
 /// Of a buffer's format (module `struct`) and its bytes an element.

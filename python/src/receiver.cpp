@@ -99,7 +99,7 @@ class PyReceiver {
     const StorageTable& storages = nb::inst_ptr<PyTable>(table_object_)->table();
     EngineHooks engine = hooks_.engine_hooks();
     std::optional<Result<std::unique_ptr<Receiver>>> started;
-    waits_.run([&] { started = Receiver::start(options, model, storages, *device_, std::move(engine)); });
+    waits_.run([&] { started = Receiver::start(options, model, storages, *device_, std::move(engine)); }, [] {});
     receiver_ = value_or_raise(std::move(*started));
   }
   ~PyReceiver() { close(); }

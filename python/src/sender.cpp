@@ -55,9 +55,9 @@ wire::OverlapRule overlap_of(const std::string& word) {
 class PySender {
  public:
   explicit PySender(const SenderOptions& options) {
-    std::optional<Result<std::unique_ptr<Sender>>> connected;
-    waits_.run([&] { connected = Sender::connect(options); });
-    sender_ = value_or_raise(std::move(*connected));
+    const auto connected = std::make_shared<std::optional<Result<std::unique_ptr<Sender>>>>();
+    waits_.run([connected, options] { *connected = Sender::connect(options); });
+    sender_ = value_or_raise(std::move(**connected));
   }
   ~PySender() { close(); }
   PySender(const PySender&) = delete;
@@ -198,7 +198,7 @@ void init_sender(nb::module_& module) {
       .def("resolve_in_doubt", &PySender::resolve_in_doubt)
       .def("abort", &PySender::abort, nb::arg("reason"))
       .def("close", &PySender::close);
-  module.def("describe", &describe, nb::arg("tensor"), nb::arg("name"),
+  module.def("describe", &describe, nb::arg("tensor").none(), nb::arg("name"),
              "(dtype, shape, bytes) of a tensor, with the dtype that it travels as. Refuses by `name` what is no tensor in host memory.");
 }
 

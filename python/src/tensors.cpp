@@ -25,13 +25,17 @@ std::string device_name(std::int32_t type, std::int32_t id) {
   }
 }
 
-void check_device(std::string_view name, std::int32_t type, std::int32_t id) {
-  if (type == dlpack::kCpu || type == dlpack::kCudaHost || type == dlpack::kRocmHost) return;
+[[noreturn]] void refuse_device(std::string_view name, const std::string& device) {
   StatusDetail detail;
   detail.name = name;
   detail.expected = "cpu";
-  detail.actual = device_name(type, id);
-  raise(Status(Code::kUnsupported, fmt::format("{}: the tensor is on {}, only host memory is taken", name, detail.actual)).with(detail));
+  detail.actual = device;
+  raise(Status(Code::kUnsupported, fmt::format("{}: the tensor is on {}, only host memory is taken", name, device)).with(detail));
+}
+
+void check_device(std::string_view name, std::int32_t type, std::int32_t id) {
+  if (type == dlpack::kCpu || type == dlpack::kCudaHost || type == dlpack::kRocmHost) return;
+  refuse_device(name, device_name(type, id));
 }
 
 void check_dims(std::string_view name, std::int64_t ndim) {
@@ -142,11 +146,15 @@ bool TensorReader::read_exchange(nb::handle object, std::string_view name, Tenso
       return true;
     }
   }
-  // What has a gradient is not exported as it is.
   const nb::python_error refused;
-  if (!nb::hasattr(object, "requires_grad") || !nb::cast<bool>(nb::bool_(object.attr("requires_grad"))))
-    refuse(name, nb::cast<std::string>(nb::str(refused.value())));
-  return read_exchange(object.attr("detach")(), name, tensor);
+  // What has a gradient is not exported as it is.
+  if (nb::cast<bool>(nb::bool_(nb::getattr(object, "requires_grad", nb::bool_(false)))))
+    return read_exchange(object.attr("detach")(), name, tensor);
+  const std::string device = nb::cast<std::string>(nb::str(nb::getattr(object, "device", nb::str("cpu"))));
+  if (device != "cpu") refuse_device(name, device);
+  // torch adds a C++ backtrace.
+  const std::string text = nb::cast<std::string>(nb::str(refused.value()));
+  refuse(name, text.substr(0, text.find('\n')));
 }
 
 bool TensorReader::read_buffer(nb::handle object, std::string_view name, Tensor& tensor) {
@@ -179,9 +187,13 @@ bool TensorReader::read_array(nb::handle object, std::string_view name, Tensor& 
   const nb::object found = nb::getattr(object, "__array_interface__", nb::none());
   if (!nb::isinstance<nb::dict>(found)) return false;
   const nb::dict array = nb::borrow<nb::dict>(found);
-  tensor.dtype = dtype_from_object(object.attr("dtype"));
-  if (dtype_bytes(tensor.dtype) == 0 || nb::cast<std::int64_t>(object.attr("itemsize")) != dtype_bytes(tensor.dtype))
-    refuse(name, "one sub-byte element a byte: pack them into uint8");
+  const nb::object type = object.attr("dtype");
+  const auto dtype = find_dtype(type);
+  if (!dtype || nb::cast<std::int64_t>(type.attr("itemsize")) != dtype_bytes(*dtype)) {
+    refuse(name, fmt::format("elements of {} have no dtype here (those below a byte must be packed into uint8)",
+                             nb::cast<std::string>(nb::str(type))));
+  }
+  tensor.dtype = *dtype;
   const nb::tuple data = nb::borrow<nb::tuple>(array["data"]);
   tensor.data = reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(data[0]));  // NOLINT(performance-no-int-to-ptr): the protocol's
   tensor.writable = !nb::cast<bool>(data[1]);

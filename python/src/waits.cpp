@@ -3,6 +3,9 @@
 #include <nanobind/nanobind.h>
 
 #include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -13,50 +16,64 @@ namespace {
 constexpr std::chrono::milliseconds kSignalStep{50};
 }
 
+struct Waits::Shared {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::function<void()> work;  // this and what follows guarded by mutex
+  bool busy = false;
+  bool stop = false;
+  std::exception_ptr thrown;
+};
+
+Waits::Waits() : shared_(std::make_shared<Shared>()) {}
+
 Waits::~Waits() {
   {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
+    const std::lock_guard lock(shared_->mutex);
+    shared_->stop = true;
   }
-  changed_.notify_all();
+  shared_->changed.notify_all();
   if (thread_.joinable()) thread_.join();
 }
 
-void Waits::serve() {
-  std::unique_lock lock(mutex_);
+void Waits::serve(const std::shared_ptr<Shared>& shared) {
+  std::unique_lock lock(shared->mutex);
   while (true) {
-    changed_.wait(lock, [this] { return work_ != nullptr || stop_; });
-    if (stop_) return;
+    shared->changed.wait(lock, [&] { return shared->work != nullptr || shared->stop; });
+    if (shared->work == nullptr) return;
+    std::function<void()> work = std::exchange(shared->work, nullptr);
     lock.unlock();
     std::exception_ptr thrown;
     try {
-      (*work_)();
+      work();
     } catch (...) {
       thrown = std::current_exception();
     }
+    work = nullptr;
     lock.lock();
-    thrown_ = thrown;
-    work_ = nullptr;
-    changed_.notify_all();
+    shared->thrown = thrown;
+    shared->busy = false;
+    shared->changed.notify_all();
   }
 }
 
-void Waits::run(const std::function<void()>& work, const std::function<void()>& interrupt) {
+void Waits::run(std::function<void()> work, const std::function<void()>& interrupt) {
   std::optional<nb::python_error> interrupted;  // begins and ends with the GIL
   std::exception_ptr thrown;
   {
     const nb::gil_scoped_release without_gil;
-    std::unique_lock lock(mutex_);
-    if (work_ != nullptr) {
+    std::unique_lock lock(shared_->mutex);
+    if (shared_->busy) {
       // A hook that asks while the main thread waits: it has no signals to look for.
       lock.unlock();
       work();
       return;
     }
-    if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
-    work_ = &work;
-    changed_.notify_all();
-    while (!changed_.wait_for(lock, kSignalStep, [this] { return work_ == nullptr; })) {
+    if (!thread_.joinable()) thread_ = std::thread([shared = shared_] { serve(shared); });
+    shared_->work = std::move(work);
+    shared_->busy = true;
+    shared_->changed.notify_all();
+    while (!shared_->changed.wait_for(lock, kSignalStep, [this] { return !shared_->busy; })) {
       if (interrupted) continue;
       lock.unlock();
       {
@@ -65,8 +82,16 @@ void Waits::run(const std::function<void()>& work, const std::function<void()>& 
       }
       if (interrupted && interrupt) interrupt();
       lock.lock();
+      if (interrupted && !interrupt) break;
     }
-    thrown = std::exchange(thrown_, nullptr);
+    if (shared_->busy) {
+      shared_->stop = true;
+      thread_.detach();
+      lock.unlock();
+      shared_ = std::make_shared<Shared>();
+    } else {
+      thrown = std::exchange(shared_->thrown, nullptr);
+    }
   }
   if (interrupted) throw nb::python_error(std::move(*interrupted));
   if (thrown) std::rethrow_exception(thrown);

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+
+import headrace
+import ml_dtypes
+import numpy as np
+import pytest
+
+HIDDEN, INTER, EXPERTS = 256, 128, 4
+
+
+def moe_config() -> dict:
+    return {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": HIDDEN,
+        "moe_intermediate_size": INTER,
+        "intermediate_size": INTER,
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 32,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    }
+
+
+def moe_tensors() -> list[tuple[str, str, tuple[int, ...]]]:
+    shapes = {"gate_proj": (INTER, HIDDEN), "up_proj": (INTER, HIDDEN), "down_proj": (HIDDEN, INTER)}
+    return [(f"model.layers.0.mlp.experts.{e}.{part}.weight", "BF16", shape) for e in range(EXPERTS) for part, shape in shapes.items()]
+
+
+def storage_for(layout: headrace.Layout) -> dict[str, np.ndarray]:
+    dtypes = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "U8": np.uint8}
+    return {spec.name: np.zeros(spec.shape, dtypes[spec.dtype]) for spec in layout.storages if spec.alias_of is None}
+
+
+def test_dense_layouts_come_from_listed_tensors(tmp_path):
+    listed = [("model.norm.weight", "F32", (8,)), ("model.embed_tokens.weight", "bfloat16", (16, 8))]
+    layout = headrace.Layout.build(family="dense", tensors=listed)
+    assert {(t.name, t.dtype, t.shape) for t in layout.tensors} == {
+        ("model.norm.weight", "F32", (8,)),
+        ("model.embed_tokens.weight", "BF16", (16, 8)),
+    }
+    live = storage_for(layout)
+    table = headrace.StorageTable.from_tensors(live)
+    given = {"model.norm.weight": np.arange(8, dtype=np.float32), "model.embed_tokens.weight": np.ones((16, 8), ml_dtypes.bfloat16)}
+    assert layout.place(table, given.items()) == 32 + 256
+    for tensor in layout.tensors:
+        assert live[tensor.storages[0]].tobytes() == given[tensor.name].tobytes()
+
+
+def test_experts_are_spelled_out_and_placed_where_fused_layers_have_them(tmp_path):
+    config = moe_config()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    layouts = [
+        headrace.Layout.build(config=given, family="fused_moe", tensors=moe_tensors()) for given in (config, tmp_path, str(tmp_path))
+    ]
+    layout = layouts[0]
+    assert layout.storages == layouts[1].storages == layouts[2].storages
+    names = [tensor.name for tensor in layout.tensors]
+    assert sorted(names) == sorted(name for name, _, _ in moe_tensors())
+    live = storage_for(layout)
+    table = headrace.StorageTable.from_tensors(live)
+    rng = np.random.default_rng(5)
+    given = {name: rng.random(shape).astype(ml_dtypes.bfloat16) for name, _, shape in moe_tensors()}
+    layout.place(table, given.items())
+    w13 = next(array for name, array in live.items() if name.endswith("w13_weight"))
+    w2 = next(array for name, array in live.items() if name.endswith("w2_weight"))
+    for expert in range(EXPERTS):
+        part = {p: given[f"model.layers.0.mlp.experts.{expert}.{p}_proj.weight"] for p in ("gate", "up", "down")}
+        assert w13[expert].tobytes() == np.concatenate([part["gate"], part["up"]]).tobytes()
+        assert w2[expert].tobytes() == part["down"].tobytes()
+
+
+def test_a_share_of_experts_belongs_to_each_rank():
+    halves = [
+        headrace.Layout.build(config=moe_config(), family="fused_moe", layout="ep2", rank=rank, tensors=moe_tensors()) for rank in (0, 1)
+    ]
+    names = [{tensor.name for tensor in half.tensors} for half in halves]
+    assert names[0] | names[1] == {name for name, _, _ in moe_tensors()}
+    assert not names[0] & names[1]
+
+
+def test_what_a_family_has_not_is_refused():
+    with pytest.raises(headrace.Unsupported, match="variant"):
+        headrace.Layout.build(config=moe_config(), family="fused_moe", variant="nonsense", tensors=moe_tensors())
+    with pytest.raises(headrace.InvalidArgument, match="layout"):
+        headrace.Layout.build(config=moe_config(), layout="xp3")
+    with pytest.raises(headrace.InvalidArgument, match="dtype"):
+        headrace.Layout.build(family="dense", tensors=[("a", "F33", (1,))])
+
+
+def test_a_renamed_layout_writes_to_storages_of_the_other_name():
+    layout = headrace.Layout.build(family="dense", tensors=[("a.weight", "F32", (4,))])
+    ours = layout.storages[0].name
+    renamed = layout.renamed({ours: "theirs"})
+    live = np.zeros(4, np.float32)
+    table = headrace.StorageTable.from_tensors({"theirs": live})
+    renamed.place(table, [("a.weight", np.arange(4, dtype=np.float32))])
+    assert live.tolist() == [0, 1, 2, 3]
+    with pytest.raises(headrace.InvalidArgument, match="nothing"):
+        layout.renamed({"nothing": "x"})
+
+
+def test_only_some_storages_leave_only_what_lands_there():
+    layout = headrace.Layout.build(family="dense", tensors=[(f"{n}.weight", "F32", (4,)) for n in "abc"])
+    kept = [spec.name for spec in layout.storages][1:]
+    less = layout.only(kept)
+    assert [spec.name for spec in less.storages] == kept
+    assert [tensor.name for tensor in less.tensors] == [t.name for t in layout.tensors if t.storages[0] in kept]
+    with pytest.raises(headrace.InvalidArgument, match="nothing"):
+        layout.only(["nothing"])
+
+
+def test_place_refuses_before_the_first_byte():
+    live = {"a": np.zeros(4, np.float32), "b": np.zeros(4, np.float32)}
+    table = headrace.StorageTable.from_tensors(live)
+    layout = headrace.Layout.identity(table)
+    ones = np.ones(4, np.float32)
+    for wrong in (
+        [("a", ones), ("b", np.ones(5, np.float32))],
+        [("a", ones), ("b", ones.astype(np.float64))],
+        [("a", ones), ("c", ones)],
+        [("a", ones), ("a", ones)],
+    ):
+        with pytest.raises(headrace.InvalidArgument):
+            layout.place(table, wrong)
+    assert not live["a"].any()
+    assert layout.place(table, []) == 0
+
+
+def test_groups_are_described_and_checked():
+    layout = headrace.Layout.build(family="dense", tensors=[("a.weight", "F32", (4,))])
+    group = headrace.Group("pair", entries=[("q", "F32", (2, 2)), ("s", "U8", (3,))], outputs=[headrace.StorageSpec("out", "U8", (5,))])
+    grouped = layout.with_groups([group])
+    assert grouped.group_shapes == {"pair": ([("q", "F32", (2, 2)), ("s", "U8", (3,))], [("out", "U8", (5,))])}
+    assert grouped.storages[-1].bytes == 5
+    assert {t.name: t.group for t in grouped.tensors} == {"a.weight": None, "q": "pair", "s": "pair"}
+    assert layout.group_shapes == {}
+    with pytest.raises(headrace.InvalidArgument, match="missing"):
+        layout.with_groups([headrace.Group("pair", entries=[("q", "F32", (2,))], outputs=["missing"])])
+    with pytest.raises(headrace.InvalidArgument, match="has a rule already"):
+        layout.with_groups([headrace.Group("pair", entries=[("a.weight", "F32", (4,))], outputs=[layout.storages[0].name])])

@@ -1,0 +1,316 @@
+"""Receivers and senders of one process, over the run directory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import headrace
+import ml_dtypes
+import numpy as np
+import pytest
+from conftest import eventually, mapped_segments, open_files
+
+
+def live_tensors() -> dict[str, object]:
+    return {
+        "a": np.zeros((4, 8), np.float32),
+        "b": np.zeros((3, 5), ml_dtypes.bfloat16),
+        "turned": np.zeros((8, 4), np.float32).T,
+        "bytes": bytearray(16),
+        "scalar": np.zeros((), np.int64),
+    }
+
+
+def new_tensors(seed: int = 1) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        "a": rng.random((4, 8), np.float32),
+        "b": rng.random((3, 5)).astype(ml_dtypes.bfloat16),
+        "turned": rng.random((4, 8), np.float32),
+        "bytes": rng.integers(0, 255, 16, np.uint8),
+        "scalar": np.int64(rng.integers(1 << 60)),
+    }
+
+
+def content(tensors) -> dict[str, bytes]:
+    return {name: np.ascontiguousarray(np.asarray(tensor)).tobytes() for name, tensor in tensors.items()}
+
+
+@pytest.fixture
+def live():
+    return live_tensors()
+
+
+@pytest.fixture
+def receiver(job, live):
+    with headrace.Receiver(headrace.StorageTable.from_tensors(live), job=job) as receiver:
+        yield receiver
+
+
+class WithMetadata:
+    def __init__(self, tensors):
+        self.tensors = tensors
+        self.metadata = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+
+    def __iter__(self):
+        return iter(self.tensors.items())
+
+
+FORMS = {
+    "mapping": lambda tensors: tensors,
+    "pairs": lambda tensors: list(tensors.items()),
+    "generator": lambda tensors: ((name, tensor) for name, tensor in tensors.items()),
+    "callable": lambda tensors: lambda: ((name, tensor.copy()) for name, tensor in tensors.items()),
+    "metadata": WithMetadata,
+    "backwards": lambda tensors: list(reversed(tensors.items())),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sender_takes_every_form_of_source(job, live, receiver, form):
+    given = new_tensors()
+    with headrace.Sender.connect(job=job) as sender:
+        report = sender.send("run/1", FORMS[form](given))
+    assert content(live) == content(given)
+    assert report.proven
+    assert report.version == "run/1"
+    assert [receipt.tensors for receipt in report.receipts] == [5]
+    assert report.wire_bytes == sum(map(len, content(given).values()))
+    assert receiver.serving_version() == "run/1"
+
+
+@pytest.mark.parametrize("form", ["mapping", "pairs", "generator", "bucket"])
+def test_a_plain_update_takes_every_form(live, receiver, form):
+    given = new_tensors()
+    with receiver.update("run/1") as update:
+        if form == "bucket":
+            memory, metas = bytearray(), []
+            for name, tensor in given.items():
+                memory += bytes(-len(memory) % 16)
+                metas.append((name, len(memory), tensor.shape, tensor.dtype))
+                memory += tensor.tobytes()
+            update.load(headrace.Bucket(memory, metas))
+        else:
+            update.load(FORMS[form](given))
+    assert content(live) == content(given)
+    assert update.receipt.proven
+    assert update.receipt.proved_bytes == 5
+    assert receiver.serving_version() == "run/1"
+
+
+def test_sources_that_are_not_contiguous_arrive_in_order(job, live, receiver):
+    given = new_tensors()
+    given["a"] = np.asfortranarray(given["a"])
+    given["b"] = np.repeat(given["b"], 2, axis=1)[:, ::2]
+    with receiver.update("run/1") as update:
+        update.load(given)
+    assert content(live) == content(given)
+    again = new_tensors(2)
+    again["a"] = np.asfortranarray(again["a"])
+    with headrace.Sender.connect(job=job) as sender:
+        sender.send("run/2", again)
+    assert content(live) == content(again)
+
+
+def test_both_ways_prove_the_same_fingerprints(job, receiver):
+    given = new_tensors()
+    with receiver.update("run/1") as update:
+        update.load(given)
+    plain = receiver.fingerprint()
+    with headrace.Sender.connect(job=job) as sender:
+        sender.send("run/2", given)
+        assert receiver.fingerprint() == plain
+        assert len({value.value for value in plain.values()}) == 5
+        sender.send("run/3", new_tensors(2))
+    assert all(value.value != plain[name].value for name, value in receiver.fingerprint().items())
+
+
+def test_many_updates_leave_no_file_and_no_mapping_behind(job, live, receiver):
+    given = new_tensors()
+    before = None
+    for step in range(1, 31):
+        with headrace.Sender.connect(job=job, bucket_bytes=1 << 16) as sender:
+            sender.send(f"run/{step}", given)
+        if step == 5:
+            gc.collect()
+            before = (open_files(), len(mapped_segments()))
+    gc.collect()
+    assert (open_files(), len(mapped_segments())) == before
+
+
+def test_receivers_that_come_and_go_leave_nothing(job, live):
+    table = headrace.StorageTable.from_tensors(live)
+    counts = []
+    for _ in range(3):
+        with headrace.Receiver(table, job=job):
+            pass
+        counts.append(open_files())
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_nothing_is_served_before_an_update_and_while_one_is_torn(live, receiver):
+    assert receiver.serving_version() is None
+    given = new_tensors()
+    with receiver.update("run/1") as update:
+        update.load(given)
+    with pytest.raises(RuntimeError, match="mine"), receiver.update("run/2") as update:
+        update.load([("a", given["a"])])
+        raise RuntimeError("mine")
+    assert receiver.status().state == "torn"
+    assert receiver.serving_version() is None
+    assert "RuntimeError: mine" in receiver.status().last_failure
+    with receiver.update("run/3") as update:
+        update.load(given)
+    assert receiver.serving_version() == "run/3"
+
+
+def test_an_exception_before_the_first_byte_changes_nothing(live, receiver):
+    with receiver.update("run/1") as update:
+        update.load(new_tensors())
+    with pytest.raises(KeyError), receiver.update("run/2"):
+        raise KeyError("nothing was loaded")
+    assert receiver.serving_version() == "run/1"
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "expected", "actual"),
+    [
+        ({"a": np.zeros((4, 9), np.float32)}, "a", "[4,8]", "[4,9]"),
+        ({"b": np.zeros((3, 5), np.float64)}, "b", None, None),
+        ({"other": np.zeros(2)}, "other", None, None),
+    ],
+    ids=["shape", "dtype", "name"],
+)
+def test_a_refused_update_names_the_tensor_in_a_field(job, live, receiver, change, field, expected, actual):
+    before = content(live)
+    with headrace.Sender.connect(job=job) as sender:
+        with pytest.raises(headrace.InvalidArgument) as caught:
+            sender.send("run/1", {**new_tensors(), **change})
+        assert caught.value.name == field
+        assert caught.value.rank == 0
+        assert caught.value.phase == "manifest"
+        if expected:
+            assert (caught.value.expected, caught.value.actual) == (expected, actual)
+        assert content(live) == before
+        sender.send("run/1", new_tensors())
+    assert receiver.serving_version() == "run/1"
+
+
+def test_what_is_missing_is_refused_by_both_ways(job, live, receiver):
+    given = new_tensors()
+    del given["b"]
+    with headrace.Sender.connect(job=job) as sender, pytest.raises(headrace.InvalidArgument, match="b: no sender brings it"):
+        sender.send("run/1", given)
+    with pytest.raises(headrace.InvalidArgument, match="b: no sender brings it"), receiver.update("run/1") as update:
+        update.load(given)
+    assert receiver.status().state == "torn"
+
+
+def test_a_source_that_raises_midway_tears_and_the_next_update_heals(job, live, receiver):
+    def broken():
+        for count, item in enumerate(new_tensors().items()):
+            if count == 3 and calls:
+                raise OSError("disk gone")
+            yield item
+        calls.append(1)
+
+    calls: list[int] = []
+    with headrace.Sender.connect(job=job, bucket_bytes=1 << 16) as sender:
+        with pytest.raises(OSError, match="disk gone"):
+            sender.send("run/1", broken)
+        sender.send("run/2", new_tensors())
+    assert content(live) == content(new_tensors())
+
+
+def test_an_exception_in_the_body_gives_the_update_up(job, live, receiver):
+    with headrace.Sender.connect(job=job) as sender:
+        with pytest.raises(ZeroDivisionError), sender.update("run/1", new_tensors()):
+            raise ZeroDivisionError("in the middle")
+        assert receiver.serving_version() is None
+        eventually(lambda: "ZeroDivisionError: in the middle" in (receiver.status().last_failure or ""))
+        assert sender.send("run/2", new_tensors()).proven
+
+
+def test_tensors_may_be_added_by_hand(job, live, receiver):
+    given = new_tensors()
+    with headrace.Sender.connect(job=job) as sender, sender.update("run/1", given) as update:
+        for item in given.items():
+            assert update.add([item]) == item[1].nbytes
+    assert update.report.proven
+    assert content(live) == content(given)
+
+
+def test_parts_of_two_senders_make_a_whole(job, live, receiver):
+    given = new_tensors()
+    rest = {name: tensor for name, tensor in given.items() if name != "a"}
+    upper = headrace.Part(given["a"][:2], (4, 8), ((0, 0), (2, 8)))
+    lower = headrace.Part(given["a"][2:], (4, 8), ((2, 0), (4, 8)))
+    names = ["lead", "second"]
+
+    async def both():
+        with headrace.Sender.connect(job=job, sender="lead") as lead, headrace.Sender.connect(job=job, sender="second") as second:
+            return await asyncio.gather(
+                lead.send_async("run/1", {**rest, "a": upper}, senders=names), second.send_async("run/1", {"a": lower}, senders=names)
+            )
+
+    reports = asyncio.run(both())
+    assert all(report.proven for report in reports)
+    assert content(live) == content(given)
+
+
+def test_plain_updates_have_an_async_form(live, receiver):
+    receipt = asyncio.run(receiver.load_async("run/1", new_tensors()))
+    assert receipt.proven
+    assert content(live) == content(new_tensors())
+
+
+def test_packed_fp4_travels_as_bytes(job):
+    live = np.zeros((2, 4), np.uint8)
+    given = np.arange(8, dtype=np.uint8).reshape(2, 4)
+    with headrace.Receiver(headrace.StorageTable.from_tensors({"w": live}), job=job) as receiver:
+        with receiver.update("run/1") as update:
+            update.load(headrace.Bucket(given.tobytes(), [("w", 0, (2, 8), "F4")]))
+        assert live.tobytes() == given.tobytes()
+        with pytest.raises(headrace.InvalidArgument, match="whole bytes"):
+            headrace.Bucket(bytes(8), [("w", 0, (2, 7), "F4")])
+
+
+@pytest.mark.parametrize(
+    "meta", [("w", -1, (4,), "U8"), ("w", 5, (4,), "U8"), ("w", 0, (1 << 62, 4), "F32"), ("w", 0, (4,), "nonsense"), ("w", 0)]
+)
+def test_a_bucket_whose_table_lies_is_refused(meta):
+    with pytest.raises(headrace.InvalidArgument):
+        headrace.Bucket(bytes(8), [meta])
+
+
+def test_engine_events_and_wrong_arguments(live, receiver, job):
+    receiver.notify("discard")
+    assert receiver.status().discards == 1
+    with pytest.raises(headrace.InvalidArgument, match="event nap"):
+        receiver.notify("nap")
+    for version in ("run", "run/x", "", "a b/1"):
+        with pytest.raises(headrace.InvalidArgument, match="RUN/STEP|run id"):
+            receiver.update(version).__enter__()
+    with pytest.raises(headrace.FailedPrecondition):
+        headrace.Receiver(receiver.table, job=job)
+    with pytest.raises(headrace.InvalidArgument, match="expected \\(name, tensor\\)"), receiver.update("run/1") as update:
+        update.load(["a"])
+
+
+def test_a_closed_end_says_so(job, live):
+    receiver = headrace.Receiver(headrace.StorageTable.from_tensors(live), job=job)
+    sender = headrace.Sender.connect(job=job)
+    assert [info.rank for info in sender.receivers] == [0]
+    sender.close()
+    receiver.close()
+    sender.close()
+    receiver.close()
+    for call in (receiver.status, lambda: sender.send("run/1", new_tensors()), lambda: sender.receivers):
+        with pytest.raises(headrace.FailedPrecondition, match="closed"):
+            call()
+
+
+def test_no_receiver_is_unavailable(job):
+    with pytest.raises(headrace.Unavailable):
+        headrace.Sender.connect(job=job, connect_timeout_ms=50)

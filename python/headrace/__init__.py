@@ -1,7 +1,8 @@
 """New weights into running inference engines, in place and proven byte for byte.
 
-An engine has a Receiver in front of a StorageTable of its live tensors; a Layout says where checkpoint tensors land in them. A trainer has a
-Sender. Tensors of torch, numpy and ml_dtypes, and whatever else has DLPack or a buffer, are taken without a copy, if they are in host memory.
+An engine has a Receiver in front of a StorageTable of its live tensors; a Layout says where checkpoint tensors land in them. A trainer has
+a Sender. Tensors of torch, numpy and ml_dtypes, and whatever else has DLPack or a buffer, are taken without a copy, if they are in host
+memory.
 """
 
 from __future__ import annotations

@@ -13,11 +13,13 @@ from .views import View
 
 @dataclass(slots=True)
 class Hooks:
-    """What an engine is asked to do. All are optional; they run on a thread of the receiver, one at a time, and must return in bounded time.
+    """What an engine is asked to do. All are optional; they run on a thread of the receiver, one at a time, and must return in bounded
+    time.
 
     What a hook raises fails the update; the exception is the __cause__ of what the engine's own call raises.
 
-    quiescent(): before an update is taken, and again before it is published. Returning attests that no forward pass runs or starts until the guard opens; False refuses.
+    quiescent(): before an update is taken, and again before it is published. Returning attests that no forward pass runs or starts until
+        the guard opens; False refuses.
     locate(): {storage: tensor} as they are now. Without it the tensors of the table are asked where they are.
     expert_map(): logical expert of each physical slot, [layer][slot], over all ranks.
     derive(): after the last byte and its proof: refresh what is derived from the weights, in place.
@@ -182,8 +184,8 @@ class Receiver:
         return self._core.status()
 
     def serving_version(self) -> str | None:
-        """The version that the engine serves: that of this rank while the guard of its engine is open, so while all ranks of the engine hold
-        it, committed. None otherwise: nothing came yet, an update is being written, or a rank is torn."""
+        """The version that the engine serves: that of this rank while the guard of its engine is open, so while all ranks of the engine
+        hold it, committed. None otherwise: nothing came yet, an update is being written, or a rank is torn."""
         status = self._core.status()
         return status.version if status.serving else None
 

@@ -36,8 +36,8 @@ class TensorInfo:
 class Group:
     """Tensors that land by computation: when all are there, hook(group, inputs, work, outputs) makes the outputs of them.
 
-    entries: [(name, dtype, shape)] of whole checkpoint tensors. outputs: storages that the hook writes, by name, or as StorageSpec where the
-    layout has none of that name. work_bytes: scratch that the hook wants for itself.
+    entries: [(name, dtype, shape)] of whole checkpoint tensors. outputs: storages that the hook writes, by name, or as StorageSpec where
+    the layout has none of that name. work_bytes: scratch that the hook wants for itself.
     """
 
     name: str

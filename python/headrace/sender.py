@@ -45,9 +45,9 @@ def _bare(tensor: Any) -> Any:
 class _Source:
     """Entries of an update, and a way through its tensors.
 
-    A mapping, a sequence or an iterable of (name, tensor) is held as a whole. A callable that gives a fresh iterable is asked twice, first for
-    names and shapes only; what has `metadata` ([(name, dtype, shape)]) and can be iterated is gone through once. In place of a tensor there may
-    be a Part.
+    A mapping, a sequence or an iterable of (name, tensor) is held as a whole. A callable that gives a fresh iterable is asked twice, first
+    for names and shapes only; what has `metadata` ([(name, dtype, shape)]) and can be iterated is gone through once. In place of a tensor
+    there may be a Part.
     """
 
     def __init__(self, source: Any) -> None:
@@ -116,8 +116,8 @@ class _Progress:
 
 
 class SenderUpdate:
-    """An update. As a context manager: it is open inside the `with`; at its end what the source still has is sent and the update is finished,
-    or given up when there was an exception."""
+    """An update. As a context manager: it is open inside the `with`; at its end what the source still has is sent and the update is
+    finished, or given up when there was an exception."""
 
     def __init__(self, sender: Sender, version: str, source: _Source, options: dict, progress: bool) -> None:
         self._sender = sender
@@ -233,9 +233,9 @@ class Sender:
     ) -> SenderUpdate:
         """An update to `version`, RUN/STEP, from `source`.
 
-        source: a mapping or an iterable of (name, tensor); a callable that gives a fresh iterable of them each time, which is asked for names
-            and shapes first, so that tensors need not all exist at once; or what has `metadata` ([(name, dtype, shape)]) and is iterated once.
-            A Part stands for a part of a tensor.
+        source: a mapping or an iterable of (name, tensor); a callable that gives a fresh iterable of them each time, which is asked for
+            names and shapes first, so that tensors need not all exist at once; or what has `metadata` ([(name, dtype, shape)]) and is
+            iterated once. A Part stands for a part of a tensor.
         senders: all senders of this update, the lead first; none: this one alone. overlap: refuse, or first_sender_owns for equal parts.
         repair: the connected ranks are brought up to what the others hold.
         """

@@ -19,13 +19,18 @@ class RefusedPickle(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """A torch dtype by its name; `str()` is what torch prints, so whatever understands torch's names understands it."""
+    """A torch dtype by its name. `str()` is the name of the dtype in which headrace takes it."""
 
     name: str
     itemsize: int
 
     def __str__(self) -> str:
-        return f"torch.{self.name}"
+        return f"torch.{self.travels}"
+
+    @property
+    def travels(self) -> str:
+        """torch's shapes count pairs of packed FP4, so they are bytes."""
+        return "uint8" if self.name == "float4_e2m1fn_x2" else self.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,24 @@ There is no error in this wire, no deadline and no version: a stock sender that 
 answers every message whatever happens, takes nothing more after the first error, and raises when the stream has ended.
 """
 
+from __future__ import annotations
+
+import asyncio
 import pickle
-from collections.abc import AsyncIterable, Callable, Iterable
-from typing import NamedTuple
+import queue
+import threading
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from contextlib import ExitStack
+from typing import NamedTuple, Self
 
 import zmq
 
 from ..buckets import Bucket, BucketWriter, Entry, TableCache, entry_of
 from ..host_memory import Segment, attach, tensor_handle
 from ..peer_socket import PeerFailed, PeerGone, PeerSocket, PeerTimeout
-from ..unpickle import Dtype, Reference, RefusedPickle, loads
+from ..unpickle import DTYPES, Reference, RefusedPickle, loads
 
-__all__ = ["BucketReceiver", "BucketSender"]
+__all__ = ["BucketFan", "BucketReceiver", "BucketSender", "BucketStream"]
 
 _OUR_TENSOR = "headrace.integration.host_memory.open_tensor"
 _CUDA_TENSOR = "torch.multiprocessing.reductions.rebuild_cuda_tensor"
@@ -144,15 +150,9 @@ def _bucket_of(name: str, handle: object) -> Bucket:
     if function.qualified_name != _OUR_TENSOR or len(arguments) < 4 or type(arguments[2]) is not str:
         raise RefusedPickle(f"{name}: a tensor cannot be opened with {function.qualified_name}")
     segment, size, dtype, shape = arguments[:4]
-    known = _dtype(dtype)
-    entry = entry_of({"name": name, "offset": 0, "shape": shape, "dtype": known}, size if type(size) is int else 0)
+    meta = {"name": name, "offset": 0, "shape": shape, "dtype": DTYPES.get(f"torch.{dtype}")}
+    entry = entry_of(meta, size if type(size) is int else 0)
     return Bucket(attach(segment, size), (entry,))
-
-
-def _dtype(name: str) -> Dtype | None:
-    from ..unpickle import DTYPES
-
-    return DTYPES.get(f"torch.{name}")
 
 
 class BucketSender:
@@ -194,7 +194,7 @@ class BucketSender:
                 update.writer.put(name, tensor)
             update.finish()
 
-    def _update(self) -> "_Update":
+    def _update(self) -> _Update:
         return _Update(self._context, self._handle, self._bucket_bytes, self._wait_s)
 
 
@@ -213,8 +213,7 @@ class _Update:
             self._segment.memory, 1, may_write=self._settle, full=lambda metas: self._send_table(metas, False), oversized=self._oversized
         )
 
-    def __enter__(self) -> "_Update":
-        self._peer.__enter__()
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -259,3 +258,70 @@ class _Update:
         self._waiting = False
         if answer:
             raise PeerFailed(f"verl's wire knows empty answers only: {answer[:200]!r}")
+
+
+class BucketFan:
+    """One update to several receivers at once, each at its own handle; what BucketSender says holds for each. A context manager."""
+
+    def __init__(self, handles: Iterable[str], bucket_bytes: int, wait_s: float = 600.0, context: zmq.Context | None = None):
+        self._stack = ExitStack()
+        with ExitStack() as made:
+            context = context or zmq.Context.instance()
+            self._updates = [made.enter_context(_Update(context, handle, bucket_bytes, wait_s)) for handle in handles]
+            self._stack = made.pop_all()
+
+    def __enter__(self) -> Self:
+        for update in self._updates:
+            update.begin()
+        return self
+
+    def put(self, name: str, tensor: object) -> None:
+        for update in self._updates:
+            update.writer.put(name, tensor)
+
+    def finish(self) -> None:
+        """Sends the last buckets; returns when all receivers have answered."""
+        for update in self._updates:
+            update.finish()
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.__exit__(*error)
+
+
+class BucketStream:
+    """One update of a BucketReceiver as an asynchronous iterator of (name, torch view); a view is valid until the next one is asked for.
+
+    The sender gets its answer to a bucket when the first tensor of the next one is asked for. Leaving the iteration early lets the sender
+    run to its end without taking anything.
+    """
+
+    def __init__(self, handle: str, wait_s: float = 600.0, context: zmq.Context | None = None):
+        self._receiver = BucketReceiver(handle, wait_s, context)
+        self._buckets: queue.SimpleQueue = queue.SimpleQueue()
+        self._taken: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[str, object]]:
+        threading.Thread(target=self._receive, name="headrace-buckets", daemon=True).start()
+        try:
+            while (bucket := await asyncio.to_thread(self._buckets.get)) is not None:
+                if isinstance(bucket, BaseException):
+                    raise bucket
+                for named in bucket.tensors():
+                    yield named
+                bucket = named = None
+                self._taken.put(True)
+        finally:
+            self._taken.put(False)
+
+    def _receive(self) -> None:
+        try:
+            self._receiver.receive(self._hand_over)
+        except BaseException as error:
+            self._buckets.put(error)
+        else:
+            self._buckets.put(None)
+
+    def _hand_over(self, bucket: Bucket, is_last: bool) -> None:
+        self._buckets.put(bucket)
+        if not self._taken.get():
+            raise ConnectionAbortedError("nobody takes the weights any more")

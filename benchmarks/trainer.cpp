@@ -49,10 +49,9 @@ void Trainer::register_source(Device& device) {
 }
 
 double Trainer::update() {
-  UpdateOptions options = update_;
-  options.version.step = ++step_;
+  ++update_.version.step;
   const double seconds = seconds_of([&] {
-    throw_if_error(sender_->open(std::move(options)));
+    throw_if_error(sender_->open(update_));
     for (std::size_t e = 0; e < source_->entries.size(); ++e) {
       throw_if_error(sender_->add(source_->entries[e].name, {base_ + source_->map.offsets[e], {}}));
     }

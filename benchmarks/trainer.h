@@ -40,7 +40,6 @@ class Trainer {
   std::unique_ptr<Sender> sender_;
   const std::byte* base_ = nullptr;
   UpdateOptions update_;
-  std::uint64_t step_ = 0;
   UpdateReport report_;
 };
 

@@ -128,7 +128,7 @@ Result<UpdateReport> update(Sender& sender, const Checkpoint& checkpoint, const 
     update.entries.push_back(SenderEntry{tensor->name, tensor->dtype, tensor->shape, std::nullopt});
     total += static_cast<std::uint64_t>(byte_count(tensor->dtype, tensor->shape).value_or(0));
   }
-  HEADRACE_RETURN_IF_ERROR(sender.open(std::move(update)));
+  HEADRACE_RETURN_IF_ERROR(sender.open(update));
   Progress progress("pushing", total);
   std::uint64_t done = 0;
   for (const std::uint32_t entry : sender.order()) {

@@ -147,7 +147,7 @@ class Trainer {
     update.senders = options_.senders;
     for (const Held& held : tensors_)
       update.entries.push_back(SenderEntry{held.tensor->name, held.tensor->dtype, held.tensor->shape, std::nullopt});
-    HEADRACE_RETURN_IF_ERROR(sender_->open(std::move(update)));
+    HEADRACE_RETURN_IF_ERROR(sender_->open(update));
     std::int64_t added = 0;
     Clock::time_point next = Clock::now() + std::chrono::milliseconds(100);
     for (const Held& held : tensors_) {

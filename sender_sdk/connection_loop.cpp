@@ -49,15 +49,16 @@ void ConnectionLoop::run() {
   descriptors.push_back({wake_.fd(), POLLIN, 0});
   while (!stop_.load(std::memory_order_acquire)) {
     // Before the turn: who asks for a round while this one goes on finds the event set again after it.
-    bool busy = wake_.take();
+    wake_.take();
+    bool more = false;
     {
       const std::lock_guard turn(turn_);
-      busy = run_commands() || busy;
-      for (std::size_t i = 0; i < connections_.size(); ++i) busy = drain(i) || busy;
+      run_commands();
+      for (std::size_t i = 0; i < connections_.size(); ++i) more = drain(i) || more;
       handler_.send_ready();
     }
     handler_.on_round();
-    if (busy) continue;
+    if (more) continue;
     for (std::size_t i = 0; i < connections_.size(); ++i) {
       if (failed_[i]) descriptors[i].fd = -1;
     }
@@ -77,14 +78,13 @@ void ConnectionLoop::send_ready() {
   handler_.send_ready();
 }
 
-bool ConnectionLoop::run_commands() {
+void ConnectionLoop::run_commands() {
   std::vector<std::function<void()>> commands;
   {
     const std::lock_guard lock(mutex_);
     commands.swap(commands_);
   }
   for (const auto& command : commands) command();
-  return !commands.empty();
 }
 
 bool ConnectionLoop::drain(std::size_t index) {
@@ -98,12 +98,12 @@ bool ConnectionLoop::drain(std::size_t index) {
       lost.peer = connections_[index]->id();
       lost.status = event.status();
       handler_.on_event(index, std::move(lost));
-      return true;
+      return false;
     }
-    if (!event.value()) return i > 0;
+    if (!event.value()) return false;
     failed_[index] = event.value()->kind == ControlEventKind::kPeerLost;
     handler_.on_event(index, std::move(*event.value()));
-    if (failed_[index]) return true;
+    if (failed_[index]) return false;
   }
   return true;
 }

@@ -49,7 +49,8 @@ class ConnectionLoop {
 
  private:
   void run();
-  bool run_commands();
+  void run_commands();
+  /// Whether there may be more.
   bool drain(std::size_t index);
 
   std::vector<std::unique_ptr<ControlConnection>> connections_;

@@ -23,8 +23,8 @@ Result<std::unique_ptr<Sender>> Sender::connect(const SenderOptions& options) {
 const std::vector<ReceiverInfo>& Sender::receivers() const noexcept {
   return impl_->inner->receivers();
 }
-Status Sender::open(UpdateOptions options) {
-  return impl_->inner->open(std::move(options));
+Status Sender::open(const UpdateOptions& options) {
+  return impl_->inner->open(options);
 }
 std::vector<std::uint32_t> Sender::order() const {
   return impl_->inner->order();

@@ -104,7 +104,8 @@ class Sender {
   /// Opens an update and returns when all receivers have accepted all senders' manifests and may be sent buckets. The lead (first of
   /// `senders`) opens the session, the others wait for it. kInvalidArgument carries every receiver's defects; then nothing was written
   /// anywhere.
-  Status open(UpdateOptions options);
+  /// `options` are read only: a caller that keeps them spares the copy of all entries in every step.
+  Status open(const UpdateOptions& options);
   /// Of an open update: UpdateOptions::entries, as indices, in an order that keeps staged groups together. Theirs, where there is no group.
   std::vector<std::uint32_t> order() const;
   /// Hands over one entry. The bytes have been packed when it returns, unless they lie in registered memory: those are read in place and

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -18,6 +19,7 @@
 
 #include "core/base/clock.h"
 #include "core/transport/data_path.h"
+#include "core/wire/limits.h"
 #include "sender_sdk/bucket_filler.h"
 #include "sender_sdk/bucket_plan.h"
 #include "sender_sdk/connection_loop.h"
@@ -46,7 +48,7 @@ class SenderImpl final : public ConnectionLoop::Handler {
   SenderImpl& operator=(const SenderImpl&) = delete;
 
   const std::vector<ReceiverInfo>& receivers() const noexcept { return receivers_; }
-  Status open(UpdateOptions options);
+  Status open(const UpdateOptions& options);
   std::vector<std::uint32_t> order() const { return groups_.order(); }
   Status add(std::string_view name, const TensorView& view);
   Status add_async(std::string_view name, TensorView view, std::function<void(const Status&)> released);
@@ -62,11 +64,17 @@ class SenderImpl final : public ConnectionLoop::Handler {
   using PerReceiver = std::function<bool(const ReceiverFlow&)>;
   enum class Phase : std::uint8_t { kOpen, kManifest, kTransfer, kEnd, kPrepare, kCommit };
 
+  /// Bytes per dimension, in place: there is one for each of perhaps a hundred thousand small tensors.
+  struct Strides {
+    std::array<std::int64_t, limits::kDimsMax> bytes{};
+    std::size_t rank = 0;
+    std::span<const std::int64_t> span() const noexcept { return {bytes.data(), rank}; }
+  };
   /// A tensor that was checked and waits to be packed.
   struct Job {
     std::uint32_t entry = 0;
     const std::byte* data = nullptr;
-    std::vector<std::int64_t> strides;  // one per dimension
+    Strides strides;
     std::shared_ptr<ReleaseOnce> release;
   };
   struct Registered {
@@ -137,7 +145,7 @@ class SenderImpl final : public ConnectionLoop::Handler {
 
   // sender_transfer.cpp: tensors, buckets, END and COMMIT
   Result<Job> admit(std::string_view name, const TensorView& view);
-  Status check_view(std::uint32_t entry, const Job& job) const;
+  static Status check_view(const wire::ManifestEntry& entry, const Job& job);
   Status pack(const Job& job);
   Status pack_cell(const Job& job, const CellSource& source, const Cell& cell);
   Status make_room(std::int64_t bytes);
@@ -178,6 +186,7 @@ class SenderImpl final : public ConnectionLoop::Handler {
   std::int64_t planned_bucket_bytes_ = 0;  // that `plan_` was made for, as is the next
   Unwanted planned_unwanted_ = Unwanted::kRefuse;
   std::int64_t bucket_bytes_ = 0;
+  std::vector<std::string> senders_;  // as open() was given them
   bool lead_ = false;
   bool alone_ = false;  // no other sender brings anything
   Unwanted unwanted_ = Unwanted::kRefuse;

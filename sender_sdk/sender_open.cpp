@@ -20,8 +20,8 @@ bool equal_wanted(const std::vector<wire::Wanted>& a, const std::vector<wire::Wa
 
 }  // namespace
 
-Status SenderImpl::open(UpdateOptions options) {
-  if (options.senders.empty()) options.senders = {options_.sender};
+Status SenderImpl::open(const UpdateOptions& options) {
+  senders_ = options.senders.empty() ? std::vector{options_.sender} : options.senders;
   HEADRACE_RETURN_IF_ERROR(check_update(options));
   HEADRACE_RETURN_IF_ERROR(settle_last_update());
   HEADRACE_RETURN_IF_ERROR(entries_.assign(options.entries));
@@ -37,13 +37,12 @@ Status SenderImpl::check_update(const UpdateOptions& options) const {
   const auto refused = [](std::string why) { return Status(Code::kInvalidArgument, "open: " + std::move(why)); };
   if (!valid_run_id(options.version.run)) return refused(fmt::format("run id '{}' of the version", options.version.run));
   if (options.scopes.empty()) return refused("no scope");
-  if (options.senders.size() > limits::kSendersMax)
-    return refused(fmt::format("{} senders, at most {}", options.senders.size(), limits::kSendersMax));
-  if (std::set<std::string>(options.senders.begin(), options.senders.end()).size() != options.senders.size()) {
-    return refused(fmt::format("a sender stands twice in [{}]", fmt::join(options.senders, ", ")));
+  if (senders_.size() > limits::kSendersMax) return refused(fmt::format("{} senders, at most {}", senders_.size(), limits::kSendersMax));
+  if (std::set<std::string>(senders_.begin(), senders_.end()).size() != senders_.size()) {
+    return refused(fmt::format("a sender stands twice in [{}]", fmt::join(senders_, ", ")));
   }
-  if (std::find(options.senders.begin(), options.senders.end(), options_.sender) == options.senders.end()) {
-    return refused(fmt::format("this sender, {}, is not one of [{}]", options_.sender, fmt::join(options.senders, ", ")));
+  if (std::find(senders_.begin(), senders_.end(), options_.sender) == senders_.end()) {
+    return refused(fmt::format("this sender, {}, is not one of [{}]", options_.sender, fmt::join(senders_, ", ")));
   }
   std::vector<const wire::Welcome*> welcomes;
   for (const ReceiverInfo& receiver : receivers_) welcomes.push_back(&receiver.welcome);
@@ -72,8 +71,8 @@ Status SenderImpl::settle_last_update() {
 
 void SenderImpl::begin_update(const UpdateOptions& options) {
   Lock lock(mutex_);
-  lead_ = options.senders.front() == options_.sender;
-  alone_ = options.senders.size() == 1;
+  lead_ = senders_.front() == options_.sender;
+  alone_ = senders_.size() == 1;
   version_ = options.version;
   unwanted_ = options.repair                                                     ? Unwanted::kAllow
               : options.overlap == wire::OverlapRule::kFirstSenderOwns && !lead_ ? Unwanted::kAllowEntirely
@@ -95,7 +94,7 @@ void SenderImpl::begin_update(const UpdateOptions& options) {
 
 Status SenderImpl::open_session(const UpdateOptions& options) {
   Lock lock(mutex_);
-  wire::Open open{options.version.to_string(), options.scopes, options.senders, static_cast<std::uint32_t>(options.overlap), {}};
+  wire::Open open{options.version.to_string(), options.scopes, senders_, static_cast<std::uint32_t>(options.overlap), {}};
   for (std::size_t r = 0; r < receivers_.size(); ++r) {
     if (options.repair) open.ranks = repaired_ranks(r);
     flow_.push(r, open);
@@ -146,11 +145,11 @@ Status SenderImpl::join_session(const UpdateOptions& options) {
       }));
   flow_.adopt(*flow_.agreed_session());
   for (const ReceiverFlow& receiver : flow_.receivers()) {
-    if (receiver.opened->senders == options.senders) continue;
+    if (receiver.opened->senders == senders_) continue;
     wire::Failure failure = wire::make_failure(
         Status(Code::kFailedPrecondition, fmt::format("the lead opened {} with other senders than this one expects", version)), "open");
     failure.sender = options_.sender;
-    failure.expected = fmt::format("[{}]", fmt::join(options.senders, ", "));
+    failure.expected = fmt::format("[{}]", fmt::join(senders_, ", "));
     failure.actual = fmt::format("[{}]", fmt::join(receiver.opened->senders, ", "));
     fail(std::move(failure));
     return *failure_;

@@ -40,9 +40,18 @@ Result<SenderImpl::Job> SenderImpl::admit(std::string_view name, const TensorVie
   if (!entry) return Status(Code::kInvalidArgument, fmt::format("add: tensor {} is not an entry of this update", name));
   if (added_[*entry]) return Status(Code::kInvalidArgument, fmt::format("add: tensor {} has been added already", name));
   const wire::ManifestEntry& known = entries_.entries()[*entry];
-  Job job{*entry, static_cast<const std::byte*>(view.data), view.strides, nullptr};
-  if (job.strides.empty()) job.strides = packed_strides(known.box.shape(), dtype_bytes(known.dtype));
-  HEADRACE_RETURN_IF_ERROR(check_view(*entry, job));
+  if (!view.strides.empty() && view.strides.size() != known.shape.size()) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("add: tensor {}: {} strides for shape {}", known.name, view.strides.size(), to_string(known.shape)));
+  }
+  Job job{*entry, static_cast<const std::byte*>(view.data), {{}, known.shape.size()}, nullptr};
+  std::copy(view.strides.begin(), view.strides.end(), job.strides.bytes.begin());
+  std::int64_t packed = dtype_bytes(known.dtype);
+  for (std::size_t d = view.strides.empty() ? known.shape.size() : 0; d-- > 0;) {
+    job.strides.bytes[d] = packed;
+    packed *= known.box.hi[d] - known.box.lo[d];
+  }
+  HEADRACE_RETURN_IF_ERROR(check_view(known, job));
   if (const Status status = groups_.check(*entry); !status.ok())
     return Status(status.code(), fmt::format("add: tensor {}: {}", name, status.message()));
   if (!transfer_started_) phase_ns_ = environment_.clock->now_ns();
@@ -51,21 +60,18 @@ Result<SenderImpl::Job> SenderImpl::admit(std::string_view name, const TensorVie
   return job;
 }
 
-Status SenderImpl::check_view(std::uint32_t entry, const Job& job) const {
-  const wire::ManifestEntry& known = entries_.entries()[entry];
+Status SenderImpl::check_view(const wire::ManifestEntry& known, const Job& job) {
   const auto refused = [&](std::string_view why) {
     return Status(Code::kInvalidArgument, fmt::format("add: tensor {}: {}", known.name, why));
   };
-  if (job.strides.size() != known.shape.size()) {
-    return refused(fmt::format("{} strides for shape {}", job.strides.size(), to_string(known.shape)));
-  }
   if (known.box.empty()) return ok_status();
   if (job.data == nullptr) return refused("no data");
-  if (std::any_of(job.strides.begin(), job.strides.end(), [](std::int64_t stride) { return stride < 0; })) {
-    return refused(fmt::format("strides {}: negative ones are not supported", to_string(job.strides)));
+  const auto strides = job.strides.span();
+  if (std::any_of(strides.begin(), strides.end(), [](std::int64_t stride) { return stride < 0; })) {
+    return refused(fmt::format("strides {}: negative ones are not supported", to_string(strides)));
   }
-  if (!reach_of(known.box, job.strides, dtype_bytes(known.dtype))) {
-    return refused(fmt::format("strides {} reach beyond any memory", to_string(job.strides)));
+  if (!reach_of(known.box, strides, dtype_bytes(known.dtype))) {
+    return refused(fmt::format("strides {} reach beyond any memory", to_string(strides)));
   }
   return ok_status();
 }
@@ -140,7 +146,7 @@ void SenderImpl::run_packing_thread() {
 
 const SenderImpl::Registered* SenderImpl::registered_at(const Job& job) const {
   const wire::ManifestEntry& entry = entries_.entries()[job.entry];
-  const std::int64_t reach = *reach_of(entry.box, job.strides, dtype_bytes(entry.dtype));
+  const std::int64_t reach = *reach_of(entry.box, job.strides.span(), dtype_bytes(entry.dtype));
   for (const Registered& each : registered_) {
     const std::byte* end = each.bytes.data() + each.bytes.size();
     if (job.data < each.bytes.data() || job.data >= end) continue;
@@ -157,8 +163,8 @@ Status SenderImpl::pack(const Job& job) {
     source.elem_bytes = dtype_bytes(entry.dtype);
     source.shape = entry.shape;
     source.box = &cell.box;
-    source.data = at(job.data, entry.box, cell.box, job.strides);
-    source.strides = job.strides;
+    source.data = at(job.data, entry.box, cell.box, job.strides.span());
+    source.strides = job.strides.span();
     HEADRACE_RETURN_IF_ERROR(pack_cell(job, source, cell));
     progress_.fetch_add(1, std::memory_order_relaxed);
   }
@@ -173,7 +179,7 @@ Status SenderImpl::pack_cell(const Job& job, const CellSource& source, const Cel
   if (registered != nullptr) {
     // A dimension of one element has no step; the packed one is as good as any and lets packed cells be recognised.
     const std::vector<std::int64_t> packed = packed_strides(cell.box.shape(), source.elem_bytes);
-    std::vector<std::int64_t> strides = job.strides;
+    std::vector<std::int64_t> strides(source.strides.begin(), source.strides.end());
     for (std::size_t d = 0; d < strides.size(); ++d) {
       if (cell.box.hi[d] - cell.box.lo[d] == 1) strides[d] = packed[d];
     }

@@ -198,25 +198,29 @@ class ZmqConnection final : public ControlConnection {
 
   /// Waits for anything until `due`, then takes in what there is: at most one message. True when wake() was called.
   bool wait_and_service(std::int64_t due) {
-    std::vector<zmq::pollitem_t> items{poll_item(ready_.wake.fd())};
-    if (sockets_ != nullptr) {
-      items.push_back(poll_item(sockets_->dealer));
-      items.push_back(poll_item(sockets_->monitor.socket()));
-    }
-    if (descriptors_) items.push_back(poll_item(descriptors_->fd()));
-    const std::int64_t until = losing_ ? std::min(due, losing_->due_ns) : due;
-    try {
-      zmq::poll(items, std::chrono::milliseconds(until_ms(until)));
-    } catch (const zmq::error_t& error) {
-      if (error.num() != EINTR) throw;
-    }
+    // Who waits elsewhere only looks: what is ready is taken in below, without asking first whether it is.
+    if (const std::int64_t left = until_ms(losing_ ? std::min(due, losing_->due_ns) : due); left > 0) wait(left);
     if (sockets_ != nullptr) {
       read_monitor();
       if (descriptors_) read_descriptors();
       const bool drained = !read_message();
       report_loss(drained);
     }
-    return items[0].revents != 0 && ready_.wake.take();
+    return ready_.wake.take();
+  }
+
+  void wait(std::int64_t ms) {
+    std::vector<zmq::pollitem_t> items{poll_item(ready_.wake.fd())};
+    if (sockets_ != nullptr) {
+      items.push_back(poll_item(sockets_->dealer));
+      items.push_back(poll_item(sockets_->monitor.socket()));
+    }
+    if (descriptors_) items.push_back(poll_item(descriptors_->fd()));
+    try {
+      zmq::poll(items, std::chrono::milliseconds(ms));
+    } catch (const zmq::error_t& error) {
+      if (error.num() != EINTR) throw;
+    }
   }
 
   void read_monitor() {

@@ -90,7 +90,7 @@ class PySender {
     bool interrupted = false;
     Status status;
     try {
-      waits_.run([&] { status = target.open(std::move(options)); }, [&] { interrupted = true, target.abort("interrupted"); });
+      waits_.run([&] { status = target.open(options); }, [&] { interrupted = true, target.abort("interrupted"); });
     } catch (nb::python_error&) {
       if (interrupted) target.abort("interrupted");
       throw;

@@ -37,9 +37,10 @@ namespace headrace {
 
 /// What is behind Sender (sender.h states the contract of the public calls). Three threads meet here:
 ///  - the caller's, which makes the public calls and packs what add() is given;
-///  - the connection loop's, which alone speaks to receivers and so sees failures while the caller is elsewhere;
+///  - the connection loop's, which alone hears receivers and so sees failures while the caller is elsewhere; what is queued leaves on
+///    whichever of the threads is at hand;
 ///  - the packing thread, started by the first add_async().
-/// Locks are taken in the order pack_mutex_, mutex_.
+/// Locks are taken in the order pack_mutex_, the loop's turn, mutex_.
 class SenderImpl final : public ConnectionLoop::Handler {
  public:
   static Result<std::unique_ptr<SenderImpl>> connect(const SenderOptions& options, SenderEnvironment environment);

@@ -44,13 +44,13 @@ _PLAIN = ("quiescent", "locate", "expert_map", "derive", "finish_tables", "commi
 def _lend(hook: Callable, groups: Mapping[str, tuple[list, list]]) -> Callable:
     """The caller's hook with views instead of bare bytes."""
 
-    def call(group: str, inputs: list[memoryview], work: memoryview, outputs: list[memoryview]) -> None:
+    def call(group: str, inputs: list, work, outputs: list) -> None:
         entries, written = groups[group]
         hook(
             group,
-            [View(*entry, data) for entry, data in zip(entries, inputs, strict=True)],
-            work,
-            [View(*output, data) for output, data in zip(written, outputs, strict=True)],
+            [View(*entry, lease) for entry, lease in zip(entries, inputs, strict=True)],
+            memoryview(work),
+            [View(*output, lease) for output, lease in zip(written, outputs, strict=True)],
         )
 
     return call

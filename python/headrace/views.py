@@ -30,24 +30,29 @@ _TORCH = {
 class View:
     """A tensor lent to a hook until it returns: name, dtype, shape, and `data`, a memoryview of its packed bytes.
 
-    Afterwards `data` raises ValueError. A tensor that torch() or numpy() made and that is kept anyway stays readable, but its content is
-    whatever comes next: copy what is to be kept.
+    Afterwards all of it raises ValueError. What was taken out of it before and is kept (a memoryview, a tensor) stays readable, but its
+    content is whatever comes next: copy what is to be kept.
     """
 
-    __slots__ = ("data", "dtype", "name", "shape")
+    __slots__ = ("_lease", "dtype", "name", "shape")
 
-    def __init__(self, name: str, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
+    def __init__(self, name: str, dtype: str, shape: tuple[int, ...], lease) -> None:
         self.name = name
         self.dtype = dtype
         self.shape = shape
-        self.data = data
+        self._lease = lease
+
+    @property
+    def data(self) -> memoryview:
+        return memoryview(self._lease)
 
     def torch(self):
         """The same memory as a torch tensor. Writing to an input is an error that torch does not notice."""
         torch = sys.modules.get("torch") or __import__("torch")
-        if not self.data.nbytes:
+        data = self.data
+        if not data.nbytes:
             return torch.empty(self.shape, dtype=getattr(torch, _TORCH[self.dtype]))
-        return torch.frombuffer(self.data, dtype=torch.uint8).view(getattr(torch, _TORCH[self.dtype])).reshape(self.shape)
+        return torch.frombuffer(data, dtype=torch.uint8).view(getattr(torch, _TORCH[self.dtype])).reshape(self.shape)
 
     def numpy(self):
         """The same memory as a numpy array, of a dtype of ml_dtypes where numpy has none."""

@@ -26,8 +26,7 @@ class SharedMemory final : public DeviceMemory {
   std::shared_ptr<const DeviceMemory> memory_;  // shared with views that Python keeps
 };
 
-/// What stands behind the memoryviews that a staged hook gets. Buffers that were taken before the hook returned keep the memory; afterwards
-/// none is given any more.
+/// Memory lent to a staged hook. It gives buffers until the hook returns, and none afterwards; those that were taken keep the memory.
 struct Lease {
   std::byte* data = nullptr;
   std::size_t bytes = 0;
@@ -48,28 +47,16 @@ int lease_buffer(PyObject* self, Py_buffer* view, int flags) {
 
 PyType_Slot kLeaseSlots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(lease_buffer)}, {0, nullptr}};
 
-/// The views of one call. They end with it; what is left of one (a buffer that something else took) keeps memory that stays mapped.
+/// Those of one call, which end with it.
 class Leases {
  public:
   ~Leases() {
-    for (const auto& [lease, view] : given_) {
-      nb::inst_ptr<Lease>(lease)->ended = true;
-      try {
-        view.attr("release")();
-      } catch (nb::python_error& error) {
-        if (!error.matches(PyExc_BufferError)) error.discard_as_unraisable("headrace: end of a staged hook's view");
-      }
-    }
+    for (const nb::object& lease : given_) nb::inst_ptr<Lease>(lease)->ended = true;
   }
-  nb::object add(Lease lease) {
-    nb::object object = nb::cast(std::move(lease));
-    nb::object view = nb::steal(PyMemoryView_FromObject(object.ptr()));
-    if (!view.is_valid()) throw nb::python_error();
-    return given_.emplace_back(std::move(object), std::move(view)).second;
-  }
+  nb::object add(Lease lease) { return given_.emplace_back(nb::cast(std::move(lease))); }
 
  private:
-  std::vector<std::pair<nb::object, nb::object>> given_;
+  std::vector<nb::object> given_;
 };
 
 }  // namespace

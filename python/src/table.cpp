@@ -64,7 +64,8 @@ Storage PyTable::make_storage(const std::string& name, const Tensor& tensor, con
   return storage;
 }
 
-PyTable::PyTable(const nb::dict& tensors, nb::handle owners, std::vector<std::string> optional) {
+PyTable::PyTable(const nb::dict& tensors, nb::handle owners, std::vector<std::string> optional, nb::object module)
+    : module_(std::move(module)) {
   std::map<std::pair<const std::byte*, std::int64_t>, std::string> by_place;
   for (const auto [key, value] : tensors) {
     const std::string name = nb::cast<std::string>(nb::str(key));
@@ -96,6 +97,15 @@ nb::tuple PyTable::storages() const {
 std::vector<StorageLocation> PyTable::locate() const {
   std::vector<StorageLocation> locations;
   TensorReader reader(TensorReader::Hold::kCall);
+  if (module_.is_valid()) {
+    // A parameter may have been replaced as a whole.
+    const nb::dict present = tensors_of_module(module_);
+    for (std::uint32_t i = 0; i < tensors_.size(); ++i) {
+      const std::string& name = table_.at(StorageId{i}).name;
+      if (present.contains(name.c_str())) locations.push_back(location(StorageId{i}, reader.read(present[name.c_str()], name)));
+    }
+    return locations;
+  }
   for (std::uint32_t i = 0; i < tensors_.size(); ++i) {
     locations.push_back(location(StorageId{i}, reader.read(tensors_[i], table_.at(StorageId{i}).name)));
   }
@@ -113,7 +123,7 @@ void init_table(nb::module_& module) {
       .def_static(
           "from_tensors",
           [](const nb::dict& tensors, nb::handle owners, std::vector<std::string> optional) {
-            return new PyTable(tensors, owners, std::move(optional));
+            return new PyTable(tensors, owners, std::move(optional), nb::object());
           },
           nb::arg("tensors"), nb::kw_only(), nb::arg("owners") = nb::none(), nb::arg("optional") = std::vector<std::string>(),
           nb::sig("def from_tensors(tensors: dict[str, object], *, owners: object = None, optional: Sequence[str] = ()) -> StorageTable"),
@@ -126,7 +136,7 @@ void init_table(nb::module_& module) {
       .def_static(
           "from_module",
           [](nb::handle module, nb::handle owners, std::vector<std::string> optional) {
-            return new PyTable(tensors_of_module(module), owners, std::move(optional));
+            return new PyTable(tensors_of_module(module), owners, std::move(optional), nb::borrow(module));
           },
           nb::arg("module"), nb::kw_only(), nb::arg("owners") = nb::none(), nb::arg("optional") = std::vector<std::string>(),
           nb::sig("def from_module(module: object, *, owners: object = None, optional: Sequence[str] = ()) -> StorageTable"),

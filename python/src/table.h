@@ -13,7 +13,8 @@ namespace headrace::python {
 /// A sealed StorageTable over tensors of Python, whose memory it holds.
 class PyTable {
  public:
-  PyTable(const nanobind::dict& tensors, nanobind::handle owners, std::vector<std::string> optional);
+  /// `module` is asked by locate() where its tensors are; invalid: the tensors themselves.
+  PyTable(const nanobind::dict& tensors, nanobind::handle owners, std::vector<std::string> optional, nanobind::object module);
 
   const StorageTable& table() const noexcept { return table_; }
   nanobind::tuple storages() const;
@@ -27,6 +28,7 @@ class PyTable {
 
   TensorReader reader_{TensorReader::Hold::kOwner};
   std::vector<nanobind::object> tensors_;  // by StorageId
+  nanobind::object module_;
   StorageTable table_;
 };
 

@@ -47,3 +47,8 @@ def test_each_code_has_a_class_and_survives_pickling():
     assert (again.code, again.message, again.rank, again.phase, again.bucket, again.name) == ("corruption", "text", 3, "transfer", 7, "w")
     with pytest.raises(TimeoutError):
         raise headrace.DeadlineExceeded("late")
+
+
+def test_importing_takes_little_time():
+    code = "import time; begin = time.process_time(); import headrace; print(time.process_time() - begin)"
+    assert min(float(run_python(code)) for _ in range(5)) <= 0.05

@@ -87,6 +87,12 @@ class Receipt:
     outputs: tuple[tuple[str, str], ...]
     phases_ms: Phases
 
+    def _repr_svg_(self) -> str:
+        """A timeline, which notebooks show."""
+        from .plot import draw, record
+
+        return draw(record(self))
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -105,6 +111,12 @@ class Report:
     ignored: int
     ignored_names: tuple[str, ...]
     receipts: tuple[Receipt, ...]
+
+    def _repr_svg_(self) -> str:
+        """A timeline, which notebooks show."""
+        from .plot import draw, record
+
+        return draw(record(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
+import sys
 
 import headrace
 import ml_dtypes
 import numpy as np
 import pytest
 from conftest import eventually, mapped_segments, open_files
+from headrace import sender as sender_module
 
 
 def live_tensors() -> dict[str, object]:
@@ -314,3 +317,27 @@ def test_a_closed_end_says_so(job, live):
 def test_no_receiver_is_unavailable(job):
     with pytest.raises(headrace.Unavailable):
         headrace.Sender.connect(job=job, connect_timeout_ms=50)
+
+
+class Screen(io.StringIO):
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_shown_on_a_terminal_after_a_second(monkeypatch, terminal):
+    now = [100.0]
+    monkeypatch.setattr(sender_module.time, "monotonic", lambda: now[0])
+    screen = Screen(terminal)
+    monkeypatch.setattr(sys, "stderr", screen)
+    progress = sender_module._Progress("sending run/1", 4_000_000_000)
+    for now[0], done in ((100.5, 500_000_000), (102.0, 2_000_000_000), (102.05, 2_100_000_000)):
+        progress.update(done)
+    shown = screen.getvalue()
+    progress.end()
+    assert shown == ("\r\x1b[Ksending run/1 2.00 of 4.00 GB, 1.00 GB/s, 2 s left" if terminal else "")
+    assert screen.getvalue() == shown + ("\r\x1b[K" if terminal else "")

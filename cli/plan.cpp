@@ -106,6 +106,7 @@ ExitCode plan(const PlanOptions& options) {
   }
   if (json.text_allowed()) {
     print_groups(update);
+    if (update.values != 0) fmt::print("{} values are told before the first byte\n", update.values);
     print_ignored(update.ignored);
   }
   return finish_done(json, json.document()
@@ -119,6 +120,7 @@ ExitCode plan(const PlanOptions& options) {
                                .set("applied_bytes", update.applied_bytes)
                                .set("buckets", update.buckets)
                                .set("bucket_bytes", update.bucket_bytes)
+                               .set("values", update.values)
                                .set("ignored", json_array(update.ignored))
                                .set("ranks", ranks));
 }

@@ -125,7 +125,12 @@ Result<UpdateReport> update(Sender& sender, const Checkpoint& checkpoint, const 
   if (!tensors.ok()) return tensors.status();
   std::uint64_t total = 0;
   for (const CheckpointTensor* tensor : tensors.value()) {
-    update.entries.push_back(SenderEntry{tensor->name, tensor->dtype, tensor->shape, std::nullopt});
+    SenderEntry& entry = update.entries.emplace_back(SenderEntry{tensor->name, tensor->dtype, tensor->shape, std::nullopt});
+    if (sender.wants_value(entry.name)) {
+      const Result<std::span<const std::byte>> bytes = checkpoint.bytes(*tensor);
+      if (!bytes.ok()) return bytes.status();
+      entry.value = TensorView{bytes.value().data(), {}};
+    }
     total += static_cast<std::uint64_t>(byte_count(tensor->dtype, tensor->shape).value_or(0));
   }
   HEADRACE_RETURN_IF_ERROR(sender.open(update));

@@ -13,6 +13,7 @@
 #include "core/wire/limits.h"
 #include "receiver/applier.h"
 #include "receiver/expert_runs.h"
+#include "receiver/global_values.h"
 #include "receiver/host_storage.h"
 #include "receiver/staged_groups.h"
 #include "receiver/sync_plan.h"
@@ -138,6 +139,9 @@ class Forecaster {
       Rank& rank = *ranks_[r];
       std::vector<SenderPart> parts(1);
       parts[0] = {kSenderName, entries_.digest(), {entries_.entries().begin(), entries_.entries().end()}};
+      const Result<GlobalValues> values = GlobalValues::build(rank.index);
+      if (!values.ok()) return values.status();
+      result_.values = std::max<std::uint64_t>(result_.values, values.value().asked(parts, input_.scopes).size());
       SyncPlan::Outcome outcome = SyncPlan::compile(rank.index, rank.geometry, rank.storage.table().digest(), std::move(parts), options);
       defects.add(r, outcome);
       if (!outcome.plan) continue;

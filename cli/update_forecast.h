@@ -41,6 +41,7 @@ struct UpdateForecast {
   std::uint64_t applied_bytes = 0;
   std::uint64_t buckets = 0;
   std::int64_t bucket_bytes = 0;
+  std::uint64_t values = 0;          // of its tensors, that a MANIFEST must bring
   std::vector<std::string> ignored;  // names that the engine drops
   std::vector<RankForecast> ranks;
 };

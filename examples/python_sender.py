@@ -16,6 +16,7 @@ import math
 import mmap
 import operator
 import os
+import re
 import secrets
 import socket
 import struct
@@ -35,6 +36,7 @@ DTYPES = {"BOOL": (1, 1), "U8": (2, 1), "I8": (3, 1), "F8_E5M2": (4, 1), "F8_E4M
           "F32": (15, 4), "C64": (16, 8), "F64": (17, 8), "I64": (18, 8), "U64": (19, 8)}
 PING_INTERVAL_S = 0.25
 BUCKET_BYTES = 64 << 20
+VALUE_BYTES_MAX = 16
 REFUSED, LOST = 3, 4
 PEER_CODES = (4, 5, 7, 9)  # deadline exceeded, unavailable, cancelled, device lost
 
@@ -228,6 +230,7 @@ class Update:
         self.session = secrets.randbits(64) or 1
         self.receivers = []
         self.order = []  # of entries, as they are sent
+        self.values = []  # [entry, bytes] that ranks must know before they accept
         self.open = False
         self.progress = 0
         self.pinged = 0.0
@@ -239,6 +242,7 @@ class Update:
         self.connect()
         welcomes = self.expect_all(WELCOME, session=0)
         self.choose_path(welcomes)
+        self.values = self.asked_values(welcomes)
         fields = {"version": self.options.version, "scopes": self.options.scope, "senders": [self.options.sender], "overlap": 0,
                   "ranks": []}
         self.open = True
@@ -281,10 +285,21 @@ class Update:
             if self.options.data_path == "shm":
                 receiver.open_descriptor_socket(welcome["descriptor_path"], self.options.timeout)
 
+    def asked_values(self, welcomes):
+        rules = {}
+        for rule in (rule for welcome in welcomes for rule in welcome["values"]):
+            key = rule["prefix"], rule["suffix"]
+            rules[key] = max(rule["experts"], rules.get(key, 0))
+        asked = [entry for entry, tensor in enumerate(self.tensors) if value_asked(rules, tensor.name)]
+        for tensor in (self.tensors[entry] for entry in asked):
+            if len(tensor.data) > VALUE_BYTES_MAX:
+                raise Failed(REFUSED, f"{tensor.name}: {len(tensor.data)} bytes of it are asked for, at most {VALUE_BYTES_MAX} are told")
+        return [[entry, bytes(self.tensors[entry].data)] for entry in asked]
+
     def agree(self):
         entries = msgpack.packb([[tensor.name, tensor.dtype, tensor.shape] for tensor in self.tensors])
         digest = hashlib.blake2b(entries, digest_size=16).digest()
-        self.send_all(MANIFEST, {"digest": digest, "known": False, "entries": entries})
+        self.send_all(MANIFEST, {"digest": digest, "known": False, "entries": entries, "values": self.values})
         accepts = self.expect_all(ACCEPT)
         for receiver, accept in zip(self.receivers, accepts):
             receiver.wanted = [self.parse_wanted(item, tensor) for item, tensor in zip(accept["wanted"], self.tensors)]
@@ -480,6 +495,15 @@ class Update:
                    "name": "", "expected": "", "actual": ""}
         if self.open:
             self.send_all(ABORT, {"failure": failure})
+
+
+def value_asked(rules, name):
+    """Whether a name is PREFIX E.SUFFIX of a rule, with E below its number of experts."""
+    for found in re.finditer(r"([0-9]+)\.", name):
+        expert = int(found[1])
+        if expert < rules.get((name[:found.start()], name[found.end():]), 0) and str(expert) == found[1]:
+            return True
+    return False
 
 
 def covers(boxes, lo, hi):

@@ -145,8 +145,10 @@ class Trainer {
     UpdateOptions update;
     update.version = WeightVersion{options_.run, step};
     update.senders = options_.senders;
-    for (const Held& held : tensors_)
-      update.entries.push_back(SenderEntry{held.tensor->name, held.tensor->dtype, held.tensor->shape, std::nullopt});
+    for (const Held& held : tensors_) {
+      const TensorView view{weights_.data() + held.offset, {}};
+      update.entries.push_back(SenderEntry{held.tensor->name, held.tensor->dtype, held.tensor->shape, std::nullopt, view});
+    }
     HEADRACE_RETURN_IF_ERROR(sender_->open(update));
     std::int64_t added = 0;
     Clock::time_point next = Clock::now() + std::chrono::milliseconds(100);

@@ -45,6 +45,7 @@ void SessionControl::begin_plain(const WeightVersion& version, Done done) {
   plain_entries_.clear();
   plain_sums_.clear();
   plain_inputs_.clear();
+  if (!env_.values->empty()) session->values.emplace(*env_.values);
   const SessionId id = session->id;
   plain_begun_ = std::move(done);  // fail() answers too: whoever gives the update up does not wait for a slow hook
   start_session(std::move(session), [this, id](const Status& attested) {
@@ -109,7 +110,8 @@ void SessionControl::load_plain(std::span<const NamedView> tensors, Done done) {
   // Every call is a small update of its own up to its first byte: resolved and checked as a whole.
   ApplyWork work;
   Result<SyncPlan::Outcome> planned = plan_plain(tensors);
-  const Status checked = planned.ok() ? jobs_plain(*planned.value().plan, tensors, work) : planned.status();
+  Status checked = planned.ok() ? jobs_plain(*planned.value().plan, tensors, work) : planned.status();
+  if (checked.ok()) checked = values_plain(tensors);
   if (!checked.ok()) {
     // Earlier calls may have written: then what is in storage is half of an update, and says so.
     if (state_ == SessionState::kApplying) fail(SessionEvent::kFailure, checked, "transfer");
@@ -152,9 +154,11 @@ void SessionControl::finish_plain(ReceiptDone done) {
   plain_done_ = std::move(done);
   SenderPart part{"load", {}, std::move(plain_entries_)};
   SyncPlan::Outcome outcome = SyncPlan::compile(*env_.index, *env_.geometry, env_.table->digest(), {std::move(part)}, session_->options);
-  if (outcome.plan == nullptr) {
-    wire::Failure failure = outcome.defects.front();
-    if (outcome.defects_total > 1) failure.message += fmt::format(" (and {} more)", outcome.defects_total - 1);
+  wire::Reject refusal{outcome.defects_total, std::move(outcome.defects)};
+  check_values(*session_, {}, refusal);
+  if (refusal.defects_total != 0) {
+    wire::Failure failure = refusal.defects.front();
+    if (refusal.defects_total > 1) failure.message += fmt::format(" (and {} more)", refusal.defects_total - 1);
     return fail(SessionEvent::kFailure, std::move(failure));
   }
   session_->adopt(std::move(outcome.plan));

@@ -73,6 +73,9 @@ Result<std::unique_ptr<Receiver::Impl>> Receiver::Impl::create(ReceiverOptions o
   Result<PlanGeometry> geometry = PlanGeometry::build(impl->index_, table);
   if (!geometry.ok()) return geometry.status();
   impl->geometry_ = std::move(geometry).value();
+  Result<GlobalValues> values = GlobalValues::build(impl->index_);
+  if (!values.ok()) return values.status();
+  impl->values_ = std::move(values).value();
   HEADRACE_RETURN_IF_ERROR(impl->restore());
   Result<GuardPage> guard = GuardPage::create(impl->parts_.guard_path, impl->options_.engine, impl->options_.ranks, impl->options_.rank);
   if (!guard.ok()) return guard.status();
@@ -90,7 +93,8 @@ Result<std::unique_ptr<Receiver::Impl>> Receiver::Impl::create(ReceiverOptions o
       &impl->options_, &impl->index_, &impl->geometry_, &table, &impl->hooks_, impl->applier_.get(), impl->guard_.get(), impl->peers_.get(),
       impl->parts_.clock, [self](const PeerId& peer, SessionId session, wire::Body body) { self->send(peer, session, std::move(body)); },
       &impl->canaries_, [self] { (void)self->restore(); },
-      [self](std::shared_ptr<const ExpertMaps> experts) { self->inspection_->set_experts(std::move(experts)); }, post, &impl->scratch_});
+      [self](std::shared_ptr<const ExpertMaps> experts) { self->inspection_->set_experts(std::move(experts)); }, post, &impl->scratch_,
+      &impl->values_});
   HEADRACE_RETURN_IF_ERROR(
       impl->loop_->start([self](ControlEvent event) { self->on_event(std::move(event)); }, [self] { self->control_->on_tick(); }));
   return impl;
@@ -217,6 +221,7 @@ void Receiver::Impl::on_hello(const PeerId& peer, const wire::Hello& hello) {
   welcome.scopes = index_.scopes();
   welcome.bucket_bytes_max = options_.bucket_bytes_max;
   welcome.deadline_ms = options_.deadline_ms;
+  welcome.values = values_.rules();
   control_->describe(welcome);
   send(peer, SessionId{}, std::move(welcome));
   control_->on_hello(peer, hello.sender);

@@ -44,6 +44,9 @@ struct EngineHooks {
   /// ModelLayout::experts. Asked after `quiescent`, with EPLB
   /// frozen and drained until the guard opens, again before PREPARED, and after notify(kExpertRebalance). Missing: where the layout says.
   std::function<std::vector<std::vector<std::int32_t>>()> expert_map;
+  /// Which of ModelLayout::launch_constants captured graphs have by value, and these values, by name; one that is left out is in no graph.
+  /// Asked at each OPEN, after `expert_map`. Missing: graphs have what was committed last, and before the first update anything is taken.
+  std::function<std::map<std::string, double>()> launch_constants;
   /// After the last byte and its proof, before PREPARED: refresh what is derived from the weights, in place.
   std::function<Status()> derive;
   /// Before `derive`, once, and only if rows of host-resident tables (scope "tables") arrived: page work, barriers, whatever the tables
@@ -79,7 +82,8 @@ struct NamedView {
   std::span<const std::byte> bytes;
 };
 
-/// What an engine does between updates that concerns its weights.
+/// What an engine does between updates that concerns its weights. kRecapture, before graphs are captured again: the next update may bring
+/// other launch constants.
 enum class EngineEvent : std::uint8_t { kSleep, kDiscard, kExpertRebalance, kLoraLoad, kForeignReload, kRecapture };
 
 /// A rank's end of an update: takes buckets from senders and writes them into live storage, in place and proven. One progress thread owns

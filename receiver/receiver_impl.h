@@ -65,6 +65,7 @@ class Receiver::Impl {
   ReceiverParts parts_;
   WeightIndex index_;
   PlanGeometry geometry_;
+  GlobalValues values_;
   Incarnation incarnation_;
   Canaries canaries_;
   std::unique_ptr<GuardPage> guard_;

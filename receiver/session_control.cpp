@@ -30,6 +30,7 @@ SlotState slot_state(SessionState state, SessionState resting, bool has_version)
 SessionControl::SessionControl(Environment environment)
     : env_(std::move(environment)),
       experts_(env_.index->experts_at_load()),
+      captured_(env_.values->constants().size()),
       written_(*env_.index, *env_.geometry, env_.options->optional_names) {}
 
 void SessionControl::describe(wire::Welcome& welcome) const {
@@ -211,6 +212,8 @@ void SessionControl::on_manifest(UpdateSession& session, SessionSender& sender, 
                 Status(Code::kCorruption, fmt::format("manifest of sender {} does not hash to its digest", sender.name)), "manifest");
   }
   sender.known_manifest = manifest.known;
+  sender.values = std::move(manifest.values);
+  std::stable_sort(sender.values.begin(), sender.values.end(), [](const auto& a, const auto& b) { return a.entry < b.entry; });
   SenderPart part{sender.name, manifest.digest, {}};
   if (!held) {
     Result<std::vector<wire::ManifestEntry>> entries = wire::decode_entries(manifest.entries);
@@ -240,23 +243,28 @@ void SessionControl::answer_manifests(UpdateSession& session) {
   std::vector<SenderPart> parts;
   for (SessionSender& sender : session.senders) parts.push_back(std::move(*sender.part));
   const Digest key = SyncPlan::key_of(*env_.index, env_.table->digest(), parts, session.options);
+  wire::Reject refusal;
+  wire::Reject values;
   if (last_plan_ != nullptr && last_plan_->key() == key) {
     session.receipt.plan_cached = true;
+    session.asked = last_asked_;
     session.adopt(last_plan_);
+    values = read_values(session, last_plan_->parts());
   } else {
     for (std::size_t s = 0; s < parts.size(); ++s) {
       if (const SenderPart* held = last_part(parts[s].sender, parts[s].digest)) parts[s] = *held;
     }
+    values = read_values(session, parts);
     SyncPlan::Outcome outcome = SyncPlan::compile(*env_.index, *env_.geometry, env_.table->digest(), std::move(parts), session.options);
-    if (outcome.plan == nullptr) return reject(session, std::move(outcome.defects), outcome.defects_total);
-    session.adopt(std::move(outcome.plan));
+    refusal = {outcome.defects_total, std::move(outcome.defects)};
+    if (outcome.plan != nullptr) session.adopt(std::move(outcome.plan));
     meter_.sample();
   }
-  if (std::vector<wire::Failure> missing = written_.missing(*session.plan); !missing.empty()) {
-    const std::uint64_t total = missing.size();
-    missing.resize(std::min<std::size_t>(missing.size(), limits::kDefectsMax));
-    return reject(session, std::move(missing), total);
+  if (session.plan != nullptr) {
+    for (wire::Failure& missing : written_.missing(*session.plan)) add_defect(refusal, std::move(missing));
   }
+  check_values(session, std::move(values), refusal);
+  if (refusal.defects_total != 0) return reject(session, std::move(refusal));
   if (const Status status = give_scratch(session); !status.ok()) return fail(SessionEvent::kFailure, status, "manifest");
   for (std::uint32_t s = 0; s < session.senders.size(); ++s) {
     SessionSender& sender = session.senders[s];
@@ -269,12 +277,12 @@ void SessionControl::answer_manifests(UpdateSession& session) {
   session.receipt.phases.manifest = session.lap_ms();
 }
 
-void SessionControl::reject(UpdateSession& session, std::vector<wire::Failure> defects, std::uint64_t total) {
-  for (wire::Failure& defect : defects) name_rank(defect);
-  to_senders(session, wire::Reject{total, defects});
-  last_failure_ = wire::to_status(defects.front()).to_string();
+void SessionControl::reject(UpdateSession& session, wire::Reject refusal) {
+  for (wire::Failure& defect : refusal.defects) name_rank(defect);
+  last_failure_ = wire::to_status(refusal.defects.front()).to_string();
   failed_session_ = session.id;
-  failure_ = defects.front();
+  failure_ = refusal.defects.front();
+  to_senders(session, std::move(refusal));
   session_.reset();
   apply(SessionEvent::kReject);
   if (state_ == SessionState::kInDoubt) session_ = std::move(doubtful_);
@@ -462,6 +470,8 @@ void SessionControl::commit(UpdateSession& session) {
   committed_ = session.version;
   last_session_ = session.id;
   last_plan_ = session.plan;
+  last_asked_ = session.asked;
+  if (session.values) captured_.commit(session.values->constants());
   written_.commit(*session.plan);
   apply(SessionEvent::kCommit);
   ++updates_;

@@ -13,6 +13,7 @@
 #include "core/wire/messages.h"
 #include "receiver/applier.h"
 #include "receiver/canaries.h"
+#include "receiver/global_values.h"
 #include "receiver/guard_page.h"
 #include "receiver/memory_meter.h"
 #include "receiver/peer_book.h"
@@ -44,6 +45,7 @@ class SessionControl {
     std::function<void(std::shared_ptr<const ExpertMaps>)> experts_moved;  // on the apply thread
     PeerBook::Post post;
     GroupScratch* scratch;
+    const GlobalValues* values;
   };
 
   explicit SessionControl(Environment environment);
@@ -81,6 +83,10 @@ class SessionControl {
   /// Once the engine has attested and every manifest is here.
   void answer_when_complete(UpdateSession& session);
   void answer_manifests(UpdateSession& session);
+  /// Takes the values that the manifests of `parts` brought; what is missing or odd of them.
+  wire::Reject read_values(UpdateSession& session, std::span<const SenderPart> parts) const;
+  /// Adds `odd` and what the values say to the other defects.
+  void check_values(const UpdateSession& session, wire::Reject odd, wire::Reject& refusal) const;
   Status give_scratch(UpdateSession& session);
   void on_confirm(UpdateSession& session, SessionSender& sender);
   void on_bucket(UpdateSession& session, SessionSender& sender, const PeerBook::Peer& from, const wire::Bucket& bucket,
@@ -97,6 +103,8 @@ class SessionControl {
   void restore_after_discard();
   Result<SyncPlan::Outcome> plan_plain(std::span<const NamedView> tensors) const;
   Status jobs_plain(const SyncPlan& plan, std::span<const NamedView> tensors, ApplyWork& work) const;
+  /// Takes the values that a call of load() brings; after a failure none of them.
+  Status values_plain(std::span<const NamedView> tensors);
   /// A failure found on this rank.
   void name_rank(wire::Failure& failure) const;
   wire::Failure own_failure(const Status& status, std::string phase) const;
@@ -114,16 +122,18 @@ class SessionControl {
     Status status;
     std::shared_ptr<const ExpertMaps> experts;  // with an ok status
     std::vector<std::string> lost{};            // pools whose content is gone although nobody said so; with an ok status
+    std::optional<std::vector<std::optional<double>>> constants{};  // where there is a hook; with an ok status
   };
   Attested attest() const;
   Result<std::shared_ptr<const ExpertMaps>> read_experts() const;
+  Status read_constants(Attested& attested) const;
   /// That nothing moved while an update of `plan` was written.
   Status attest_again(const SyncPlan& plan) const;
   /// Takes note that all content of live storage is lost.
   void forget_content();
   void on_discard_found(std::span<const std::string> pools);
   Status check_scopes(std::span<const std::string> scopes) const;
-  void reject(UpdateSession& session, std::vector<wire::Failure> defects, std::uint64_t total);
+  void reject(UpdateSession& session, wire::Reject refusal);
   void read_experts_async();
   wire::Opened opened_message() const;
   std::string phase() const;
@@ -144,6 +154,8 @@ class SessionControl {
   std::string last_failure_;                   // for STATUS
   std::string attempted_;                      // version of the failed session
   std::shared_ptr<const SyncPlan> last_plan_;  // of the last commit; its parts are the manifests that a sender may name by digest
+  std::shared_ptr<const std::vector<AskedValue>> last_asked_;  // of last_plan_
+  CapturedConstants captured_;
   std::uint64_t updates_ = 0;
   std::uint64_t engram_calls_ = 0;
   WrittenStorages written_;

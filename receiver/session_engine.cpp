@@ -35,7 +35,9 @@ SessionControl::Attested SessionControl::attest() const {
   Result<std::shared_ptr<const ExpertMaps>> experts = read_experts();
   if (!experts.ok()) return {experts.status(), nullptr};
   env_.experts_moved(experts.value());
-  return {ok_status(), std::move(experts).value(), env_.canaries->lost()};
+  Attested attested{ok_status(), std::move(experts).value(), env_.canaries->lost()};
+  attested.status = read_constants(attested);
+  return attested;
 }
 
 Result<std::shared_ptr<const ExpertMaps>> SessionControl::read_experts() const {
@@ -97,6 +99,7 @@ void SessionControl::on_engine_event(EngineEvent event) {
   const auto& [session_event, text] = kEvents[static_cast<std::size_t>(event)];
   if (event == EngineEvent::kDiscard || event == EngineEvent::kForeignReload) forget_content();
   if (event == EngineEvent::kExpertRebalance) read_experts_async();
+  if (event == EngineEvent::kRecapture) captured_.recapture();
   if (session_ == nullptr) {
     apply(session_event);
     return;

@@ -125,6 +125,7 @@ void SessionControl::start_session(std::unique_ptr<UpdateSession> session, std::
   const Status enqueued = env_.applier->run_async([this, opened, id = session_->id] {
     env_.post([this, opened, id, attested = attest()] {
       if (attested.status.ok()) experts_ = attested.experts;
+      if (attested.constants) captured_.engine_says(*attested.constants);
       if (!attested.lost.empty() && current(id)) on_discard_found(attested.lost);
       if (current(id)) session_->options.experts = experts_;
       opened(attested.status);

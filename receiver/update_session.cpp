@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace headrace {
 namespace {
 
@@ -123,6 +125,7 @@ Status UpdateSession::check_end(SessionSender& sender, const wire::End& end, boo
       return Status(Code::kInvalidArgument,
                     fmt::format("a fingerprint of entry {}, which is unknown, not wanted, or came twice", fingerprint.entry));
     }
+    HEADRACE_RETURN_IF_ERROR(check_claim(sender, fingerprint, failure));
     given[fingerprint.entry] = true;
     sums[static_cast<std::size_t>(entries[fingerprint.entry].tensor)] += fingerprint.sum;
     ++sums_given;
@@ -135,6 +138,26 @@ Status UpdateSession::check_end(SessionSender& sender, const wire::End& end, boo
   }
   sender.ended = true;
   return ok_status();
+}
+
+Status UpdateSession::check_claim(const SessionSender& sender, const wire::EntryFingerprint& fingerprint, wire::Failure& failure) const {
+  const auto claimed = std::lower_bound(sender.values.begin(), sender.values.end(), fingerprint.entry,
+                                        [](const wire::EntryValue& value, std::uint32_t entry) { return value.entry < entry; });
+  if (claimed == sender.values.end() || claimed->entry != fingerprint.entry) return ok_status();
+  const std::uint32_t s = index_of(sender);
+  const PlanEntry& entry = plan->entries(s)[fingerprint.entry];
+  const wire::ManifestEntry& sent = plan->entry(s, fingerprint.entry);
+  // A part of a tensor sums to something else than the whole.
+  if (entry.wanted.size() != 1 || entry.wanted.front() != Box::whole(sent.shape)) return ok_status();
+  const PlanTensor& tensor = plan->tensors()[static_cast<std::size_t>(entry.tensor)];
+  const FingerprintSum sum = headrace::fingerprint(tensor.key, 0, claimed->bytes);
+  if (sum == fingerprint.sum) return ok_status();
+  failure.name = sent.name;
+  failure.expected = fmt::format("{:016x}{:016x}", sum.lanes[0], sum.lanes[1]);
+  failure.actual = fmt::format("{:016x}{:016x}", fingerprint.sum.lanes[0], fingerprint.sum.lanes[1]);
+  std::string hex;
+  for (const std::byte byte : claimed->bytes) hex += fmt::format("{:02x}", static_cast<unsigned>(byte));
+  return Status(Code::kCorruption, fmt::format("{}: MANIFEST said that it holds the bytes {}, others were sent", sent.name, hex));
 }
 
 Status UpdateSession::check_group(const SessionSender& sender, std::int32_t group) const {

@@ -15,6 +15,7 @@
 #include "core/wire/messages.h"
 #include "receiver/applier.h"
 #include "receiver/coverage.h"
+#include "receiver/global_values.h"
 #include "receiver/sync_plan.h"
 
 namespace headrace {
@@ -24,7 +25,8 @@ struct SessionSender {
   std::string name;
   std::optional<PeerId> peer;
   std::optional<SenderPart> part;
-  bool known_manifest = false;  // it sent only the digest
+  bool known_manifest = false;             // it sent only the digest
+  std::vector<wire::EntryValue> values{};  // that its MANIFEST brought, by entry
   bool confirmed = false;
   bool ended = false;
   std::uint64_t buckets = 0;         // taken: the sequence number that comes next
@@ -53,6 +55,8 @@ struct UpdateSession {
   bool begun = false;                  // every sender confirmed
   bool proving = false;                // the proof stands behind the buckets on the apply thread, or is done
   std::shared_ptr<const SyncPlan> plan;
+  std::shared_ptr<const std::vector<AskedValue>> asked;  // entries whose values are asked for
+  std::optional<ValueTable> values;                      // none where the layout asks for none
   std::unique_ptr<Coverage> coverage;
   ExpectedSums sums;
   std::uint64_t sums_given = 0;            // entries with a fingerprint so far
@@ -96,6 +100,8 @@ struct UpdateSession {
                       wire::Failure& failure);
   /// Takes a sender's fingerprints: each wanted entry once, nothing else. An empty list is possible only when nothing is to be proven.
   Status check_end(SessionSender& sender, const wire::End& end, bool require_proof, wire::Failure& failure);
+  /// That what MANIFEST said an entry holds sums to what END says of its bytes.
+  Status check_claim(const SessionSender& sender, const wire::EntryFingerprint& fingerprint, wire::Failure& failure) const;
   /// Keeps the sender's groups apart: `elements` of an entry of `group` (an index, -1 for none) go into its scratch; with the last of them
   /// the group's run is appended.
   Status check_group(const SessionSender& sender, std::int32_t group) const;

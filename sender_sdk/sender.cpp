@@ -23,6 +23,9 @@ Result<std::unique_ptr<Sender>> Sender::connect(const SenderOptions& options) {
 const std::vector<ReceiverInfo>& Sender::receivers() const noexcept {
   return impl_->inner->receivers();
 }
+bool Sender::wants_value(std::string_view name) const {
+  return impl_->inner->wants_value(name);
+}
 Status Sender::open(const UpdateOptions& options) {
   return impl_->inner->open(options);
 }

@@ -33,20 +33,23 @@ struct SenderOptions {
   std::int64_t deadline_ms = 0;  // without progress; 0: the default
 };
 
-/// One tensor, or the box of one, that this sender will bring.
-struct SenderEntry {
-  std::string name;
-  Dtype dtype = Dtype::kU8;
-  Shape shape;             // of the whole tensor
-  std::optional<Box> box;  // none: the whole tensor
-};
-
 /// Where the bytes of one entry lie. Element (i0, i1, ...) of the entry's box, counted from its corner, is at data + sum_j i_j *
 /// strides[j].
 struct TensorView {
   const void* data = nullptr;
   std::vector<std::int64_t>
       strides;  // bytes, one per dimension; empty: packed row-major. Innermost stride may be any; nothing is copied raw that is not packed
+};
+
+/// One tensor, or the box of one, that this sender will bring.
+struct SenderEntry {
+  std::string name;
+  Dtype dtype = Dtype::kU8;
+  Shape shape;             // of the whole tensor
+  std::optional<Box> box;  // none: the whole tensor
+  /// Where its bytes lie already at open(). Needed of those for which wants_value() is true, and read of no others: whoever holds its
+  /// tensors gives it for all. What add() brings later must be the same bytes.
+  std::optional<TensorView> value{};
 };
 
 struct UpdateOptions {
@@ -100,10 +103,12 @@ class Sender {
   Sender& operator=(const Sender&) = delete;
 
   const std::vector<ReceiverInfo>& receivers() const noexcept;
+  /// Whether a receiver must know what this tensor holds before it accepts an update: global scales and the like, of a few bytes each.
+  bool wants_value(std::string_view name) const;
 
   /// Opens an update and returns when all receivers have accepted all senders' manifests and may be sent buckets. The lead (first of
   /// `senders`) opens the session, the others wait for it. kInvalidArgument carries every receiver's defects; then nothing was written
-  /// anywhere.
+  /// anywhere. An entry whose value is wanted and not given is refused by name before anything is sent.
   /// `options` are read only: a caller that keeps them spares the copy of all entries in every step.
   Status open(const UpdateOptions& options);
   /// Of an open update: UpdateOptions::entries, as indices, in an order that keeps staged groups together. Theirs, where there is no group.

@@ -88,6 +88,7 @@ SenderImpl::SenderImpl(SenderOptions options, SenderEnvironment environment, std
     receivers_.push_back({link.connection->endpoint(), std::move(link.welcome)});
     connections.push_back(std::move(link.connection));
   }
+  value_names_ = asked_of(receivers_);
   loop_ = std::make_unique<ConnectionLoop>(std::move(connections), std::move(wake), *this, kRoundMs);
 }
 

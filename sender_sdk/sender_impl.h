@@ -20,6 +20,7 @@
 #include "core/base/clock.h"
 #include "core/transport/data_path.h"
 #include "core/wire/limits.h"
+#include "core/wire/value_names.h"
 #include "sender_sdk/bucket_filler.h"
 #include "sender_sdk/bucket_plan.h"
 #include "sender_sdk/connection_loop.h"
@@ -49,6 +50,7 @@ class SenderImpl final : public ConnectionLoop::Handler {
   SenderImpl& operator=(const SenderImpl&) = delete;
 
   const std::vector<ReceiverInfo>& receivers() const noexcept { return receivers_; }
+  bool wants_value(std::string_view name) const { return value_names_.find(name).has_value(); }
   Status open(const UpdateOptions& options);
   std::vector<std::uint32_t> order() const { return groups_.order(); }
   Status add(std::string_view name, const TensorView& view);
@@ -144,6 +146,11 @@ class SenderImpl final : public ConnectionLoop::Handler {
   Status take_answer(std::size_t r, wire::Accept accept);
   Status start_transfer();
 
+  // sender_values.cpp: what receivers must know beforehand
+  static wire::ValueNames asked_of(std::span<const ReceiverInfo> receivers);
+  Status read_values(std::span<const SenderEntry> given);
+  Result<wire::EntryValue> read_value(std::uint32_t entry, const TensorView& view) const;
+
   // sender_transfer.cpp: tensors, buckets, END and COMMIT
   Result<Job> admit(std::string_view name, const TensorView& view);
   static Status check_view(const wire::ManifestEntry& entry, const Job& job);
@@ -175,9 +182,13 @@ class SenderImpl final : public ConnectionLoop::Handler {
   const DataPathKind path_;
   const std::int64_t deadline_ms_;
   std::vector<ReceiverInfo> receivers_;
+  wire::ValueNames value_names_;
 
   // The caller's thread alone; read by the packing thread while an update is open.
   EntryTable entries_;
+  std::vector<std::uint32_t> asked_;      // entries whose values are asked for
+  std::optional<Digest> asked_manifest_;  // that `asked_` was made for
+  std::vector<wire::EntryValue> values_;  // of `asked_`, in this update
   std::vector<bool> added_;
   std::size_t next_entry_ = 0;  // behind the one that was added last
   GroupOrder groups_;

@@ -25,6 +25,7 @@ Status SenderImpl::open(const UpdateOptions& options) {
   HEADRACE_RETURN_IF_ERROR(check_update(options));
   HEADRACE_RETURN_IF_ERROR(settle_last_update());
   HEADRACE_RETURN_IF_ERROR(entries_.assign(options.entries));
+  HEADRACE_RETURN_IF_ERROR(read_values(options.entries));
   begin_update(options);
   HEADRACE_RETURN_IF_ERROR(lead_ ? open_session(options) : join_session(options));
   HEADRACE_RETURN_IF_ERROR(await_answers());
@@ -162,7 +163,7 @@ Status SenderImpl::join_session(const UpdateOptions& options) {
 void SenderImpl::push_manifests() {
   for (std::size_t r = 0; r < receivers_.size(); ++r) {
     const bool known = answers_[r].committed && answers_[r].manifest == entries_.digest();
-    flow_.push(r, wire::Manifest{entries_.digest(), known, known ? std::vector<std::byte>{} : entries_.encoded()});
+    flow_.push(r, wire::Manifest{entries_.digest(), known, known ? std::vector<std::byte>{} : entries_.encoded(), values_});
   }
 }
 

@@ -135,6 +135,11 @@ class Encoder {
     out_.pack_map(count.keys);
     fields(failure, *this);
   }
+  void value(const EntryValue& v) {
+    out_.pack_array(2);
+    out_.pack_uint32(v.entry);
+    pack_blob(out_, v.bytes);
+  }
   void value(const EntryFingerprint& v) {
     out_.pack_array(3);
     out_.pack_uint32(v.entry);
@@ -359,6 +364,12 @@ class Decoder {
     v.offset = get_signed(items[2]);
     if (items.size() >= 4) value(items[3], v.box.emplace(), 0);
     if (items.size() >= 5) v.strides = get_numbers(items[4]);
+  }
+  static void value(const msgpack::object& o, EntryValue& v, std::size_t) {
+    const auto items = get_array(o, 2);
+    if (items.size() != 2) throw Malformed{"a value is [entry, bytes]"};
+    v.entry = static_cast<std::uint32_t>(get_unsigned(items[0], UINT32_MAX));
+    value(items[1], v.bytes, limits::kValueBytesMax);
   }
   static void value(const msgpack::object& o, EntryFingerprint& v, std::size_t) {
     const auto items = get_array(o, 3);

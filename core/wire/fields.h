@@ -75,6 +75,13 @@ void fields(Hello& m, F& f) {
 }
 
 template <class F>
+void fields(ValueRule& m, F& f) {
+  f("prefix", m.prefix, limits::kNameBytesMax);
+  f("suffix", m.suffix, limits::kNameBytesMax);
+  f("experts", m.experts);
+}
+
+template <class F>
 void fields(Welcome& m, F& f) {
   f("protocol", m.protocol);
   f("job", m.job, limits::kIdBytesMax);
@@ -93,6 +100,7 @@ void fields(Welcome& m, F& f) {
   f("version", m.version, 2 * limits::kIdBytesMax);
   f("bucket_bytes_max", m.bucket_bytes_max);
   f("deadline_ms", m.deadline_ms);
+  f("values", m.values, limits::kValueRulesMax);
 }
 
 template <class F>
@@ -116,6 +124,7 @@ void fields(Manifest& m, F& f) {
   f("digest", m.digest);
   f("known", m.known);
   f("entries", m.entries, limits::kMessageBytesMax);
+  f("values", m.values, limits::kValuesMax);
 }
 
 template <class F>

@@ -99,10 +99,18 @@ struct ManifestEntry {
   bool operator==(const ManifestEntry&) const = default;
 };
 
+/// What the whole tensor of an entry holds.
+struct EntryValue {
+  std::uint32_t entry = 0;
+  std::vector<std::byte> bytes;
+  bool operator==(const EntryValue&) const = default;
+};
+
 struct Manifest {
-  Digest digest;                   // of `entries`
-  bool known = false;              // entries are left out: the receiver has accepted this digest before
-  std::vector<std::byte> entries;  // encode_entries()
+  Digest digest;                     // of `entries`
+  bool known = false;                // entries are left out: the receiver has accepted this digest before
+  std::vector<std::byte> entries;    // encode_entries()
+  std::vector<EntryValue> values{};  // those that WELCOME asks for, also with `known`
 };
 
 /// What a receiver wants of one entry.

@@ -62,6 +62,14 @@ struct Receipt {
   Phases phases;
 };
 
+/// Tensors of whose bytes a receiver must know before it accepts an update: `<prefix>E.<suffix>` for E = 0 ... experts - 1.
+struct ValueRule {
+  std::string prefix;  // does not end in a digit
+  std::string suffix;
+  std::uint32_t experts = 0;
+  bool operator==(const ValueRule&) const = default;
+};
+
 struct Welcome {
   std::uint32_t protocol = 0;
   std::string job;
@@ -80,6 +88,7 @@ struct Welcome {
   std::string version;              // RUN/STEP of what is served; empty: none
   std::int64_t bucket_bytes_max = 0;
   std::int64_t deadline_ms = 0;
+  std::vector<ValueRule> values;  // what a MANIFEST must say beside its entries
 };
 
 /// What a receiver holds of one checkpoint tensor.

@@ -80,10 +80,10 @@ class WireSender {
     if (senders.empty()) senders = {name_};
     send(wire::Open{version, {"target"}, std::move(senders), static_cast<std::uint32_t>(overlap)});
   }
-  void manifest(std::vector<wire::ManifestEntry> list) {
+  void manifest(std::vector<wire::ManifestEntry> list, std::vector<wire::EntryValue> values = {}) {
     entries = std::move(list);
     const auto bytes = wire::encode_entries(entries);
-    send(wire::Manifest{digest_of(bytes), false, bytes});
+    send(wire::Manifest{digest_of(bytes), false, bytes, std::move(values)});
   }
 
   SessionId session;

@@ -104,6 +104,7 @@ void FakeReceiver::on_message(const PeerId& id, const wire::Message& message, st
     welcome.state = static_cast<std::uint32_t>(script_.state);
     welcome.state_session = script_.state_session;
     welcome.bucket_bytes_max = script_.bucket_bytes_max;
+    welcome.values = script_.values;
     return send_in({}, id, welcome);
   }
   if (const auto* open = std::get_if<wire::Open>(&message.body)) {

@@ -30,6 +30,7 @@ struct FakeScript {
   wire::SessionState state = wire::SessionState::kIdle;
   std::uint64_t state_session = 0;
   Digest expert_map;
+  std::vector<wire::ValueRule> values;
   /// What it wants of an entry; missing: the whole of it in one box, any cut.
   std::function<wire::Wanted(const wire::ManifestEntry&)> wants;
 };

@@ -76,6 +76,37 @@ TEST(Codec, BringsBackManifestEntriesAsTheSameBytes) {
   EXPECT_EQ(encode_entries(decoded.value()), bytes);
 }
 
+TEST(Codec, BringsBackValuesThatAreAskedForAndTold) {
+  Welcome welcome;
+  welcome.values = {{"layers.0.ffn.experts.", "w2.input_scale", 384}, {"", "scale", 1}};
+  const auto asked = decode(encode(message_of(welcome)));
+  ASSERT_TRUE(asked.ok()) << asked.status().to_string();
+  EXPECT_EQ(std::get<Welcome>(asked.value().body).values, welcome.values);
+  const Manifest manifest{Digest{}, true, {}, {{7, bytes_of({0, 0, 0x80, 0x3f})}, {0, {}}}};
+  const auto told = decode(encode(message_of(manifest)));
+  ASSERT_TRUE(told.ok()) << told.status().to_string();
+  EXPECT_EQ(std::get<Manifest>(told.value().body).values, manifest.values);
+}
+
+TEST(Codec, RefusesValuesAndRulesBeyondTheirLimits) {
+  const auto refusal = [](Body body) {
+    const auto decoded = decode(encode(message_of(std::move(body))));
+    return decoded.ok() ? "accepted" : decoded.status().message();
+  };
+  Manifest manifest;
+  manifest.values = {{0, std::vector<std::byte>(limits::kValueBytesMax)}};
+  EXPECT_EQ(refusal(manifest), "accepted");
+  manifest.values.push_back({1, std::vector<std::byte>(limits::kValueBytesMax + 1)});
+  EXPECT_NE(refusal(manifest).find("MANIFEST: values: item 1: 17 bytes, the limit is 16"), std::string::npos) << refusal(manifest);
+  manifest.values.assign(limits::kValuesMax + 1, {});
+  EXPECT_NE(refusal(manifest).find("the limit is 1048576"), std::string::npos) << refusal(manifest);
+  Welcome welcome;
+  welcome.values.assign(limits::kValueRulesMax + 1, {});
+  EXPECT_NE(refusal(welcome).find("WELCOME: values: 4097 items, the limit is 4096"), std::string::npos) << refusal(welcome);
+  welcome.values = {{std::string(limits::kNameBytesMax + 1, 'x'), "", 1}};
+  EXPECT_NE(refusal(welcome).find("prefix: text of 4097 bytes"), std::string::npos) << refusal(welcome);
+}
+
 TEST(Codec, NamesTheFieldThatIsMissing) {
   // PING without its only field.
   const auto decoded = decode(bytes_of({0x96, 0xa2, 'H', 'R', 1, 18, 0, 0, 0x80}));

@@ -222,6 +222,8 @@ TEST(Codec, SurvivesAThousandSeededMutationsOfEveryMessage) {
   std::mt19937 random(20261129);
   std::vector<Body> bodies{Hello{},  Welcome{}, Open{},     Manifest{},    Accept{},      Reject{},
                            Bucket{}, End{},     Prepared{}, ErrorReport{}, StatusReply{}, FingerprintReply{}};
+  std::get<Welcome>(bodies[1]).values = {{"a.", "b", 3}, {"c.", "d", 4}};
+  std::get<Manifest>(bodies[3]).values = {{0, bytes_of({1, 2})}, {1, bytes_of({3})}};
   std::get<Accept>(bodies[4]).wanted.resize(4);
   std::get<Bucket>(bodies[6]).extents.resize(4);
   std::get<End>(bodies[7]).fingerprints.resize(4);

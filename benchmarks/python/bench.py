@@ -6,6 +6,7 @@ Rows, each with its reference measured in the same run, in turn:
   py/iter    the same from an iterator of (name, torch tensor)
   py/send    a sender from an iterator of torch tensors, 4 GiB, beside e2e/shm of headrace-bench
   py/import  import headrace in a new interpreter
+  verl/*     see verl_rows.py
 
 Exit code 1 when a target is missed. The schema of --json is that of headrace-bench.
 """
@@ -25,6 +26,7 @@ from collections.abc import Callable
 
 import headrace
 import torch
+from verl_rows import verl_rows
 
 ROUNDS = 21
 SEND_ROUNDS = 5
@@ -45,7 +47,9 @@ def layout_of(hidden: int, intermediate: int, experts: int) -> headrace.Layout:
 def storage_of(layout: headrace.Layout) -> dict[str, torch.Tensor]:
     dtypes = {"I8": torch.int8, "I32": torch.int32}
     return {
-        spec.name: torch.zeros(spec.bytes, dtype=torch.uint8).view(dtypes[spec.dtype]).as_strided(spec.shape, spec.strides or packed(spec.shape))
+        spec.name: torch.zeros(spec.bytes, dtype=torch.uint8)
+        .view(dtypes[spec.dtype])
+        .as_strided(spec.shape, spec.strides or packed(spec.shape))
         for spec in layout.storages
     }
 
@@ -165,7 +169,9 @@ def load_rows(wanted: Callable[[str], bool]) -> list[dict]:
     ]
     if loader is not None:
         factor = each["loader"] / each["py/load"]
-        rows.insert(1, row("py/loader", each["py/load"], "us a tensor", "vLLM's weight_loader", each["loader"], "10 times less", factor >= 10))
+        rows.insert(
+            1, row("py/loader", each["py/load"], "us a tensor", "vLLM's weight_loader", each["loader"], "10 times less", factor >= 10)
+        )
     return [each_row for each_row in rows if wanted(each_row["name"])]
 
 
@@ -232,7 +238,7 @@ def main() -> int:
     def wanted(name: str) -> bool:
         return not options.names or any(name.startswith(begin) for begin in options.names)
 
-    rows = import_rows(wanted) + load_rows(wanted) + send_rows(wanted, options.cpp)
+    rows = import_rows(wanted) + load_rows(wanted) + send_rows(wanted, options.cpp) + verl_rows(wanted, row)
     if options.json:
         text = json.dumps({"schema": "headrace.bench/1", "machine": {"commit": options.commit}, "rows": rows}, indent=1)
         if options.json == "-":
@@ -243,7 +249,7 @@ def main() -> int:
     if options.json != "-":
         for r in rows:
             reference = f"{r['reference_value']:.3g} ({r['reference']})" if r["reference_value"] else ""
-            print(f"{r['name']:10}  {r['value']:8.3g} {r['unit']:12} {reference:40} {r['target']:14} {'yes' if r['ok'] else 'MISSED'}")
+            print(f"{r['name']:20}  {r['value']:8.3g} {r['unit']:12} {reference:40} {r['target']:14} {'yes' if r['ok'] else 'MISSED'}")
     return 0 if all(r["ok"] for r in rows) else 1
 
 

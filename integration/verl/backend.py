@@ -32,7 +32,7 @@ from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
 from ..peer_socket import PeerFailed, PeerSocket
 from ..unpickle import DTYPES
-from .engine_side import CONTROL, Announcement, Tensor
+from .engine_side import CONTROL, Announcement, Tensor, dump_tensors
 from .wire import BucketFan, BucketStream
 
 __all__ = ["HeadraceCheckpointEngine"]
@@ -78,6 +78,7 @@ class HeadraceCheckpointEngine(CheckpointEngine):
         self._handles: list[str] = []
         self._sender: headrace.Sender | None = None
         self._tensors: tuple[Tensor, ...] = ()
+        self._table = b""
         self._updates = 0
 
     def prepare(self) -> dict[str, Any]:
@@ -132,9 +133,10 @@ class HeadraceCheckpointEngine(CheckpointEngine):
         if not self._tensors:
             held = {name: _on_host(name, tensor).clone() for name, tensor in weights}
             self._tensors = tuple((name, DTYPES[str(tensor.dtype)].travels, tuple(tensor.shape)) for name, tensor in held.items())
+            self._table = dump_tensors(self._tensors)
         self._updates += 1
         version = f"{self._job}/{self._updates}"
-        announcement = Announcement(self._job, version, self._wait_s, self._tensors)
+        announcement = Announcement(self._job, version, self._wait_s, self._table)
         await asyncio.to_thread(self._announce, announcement.dump())
         sender = await asyncio.to_thread(self._connected)
         source = held if held is not None else _Announced(self._tensors)

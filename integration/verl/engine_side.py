@@ -17,7 +17,7 @@ import headrace
 
 from ..buckets import Bucket
 
-__all__ = ["CONTROL", "Announcement", "BoundModel", "EngineSide", "Tensor"]
+__all__ = ["CONTROL", "Announcement", "BoundModel", "EngineSide", "Tensor", "dump_tensors"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,26 +36,40 @@ Tensor = tuple[str, str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Announcement:
-    """An update that a trainer sends straight to the engine's workers. job: under which it looks for their receivers."""
+    """An update that a trainer sends straight to the engine's workers. job: under which it looks for their receivers.
+
+    tensors: a table of `dump_tensors`. It is the same from update to update, and large: kept as it was sent, and read where it is new.
+    """
 
     job: str
     version: str
     wait_s: float
-    tensors: tuple[Tensor, ...]
+    tensors: bytes
 
     def dump(self) -> bytes:
-        fields = {"job": self.job, "version": self.version, "wait_s": self.wait_s, "tensors": self.tensors}
-        return json.dumps(fields, separators=(",", ":")).encode()
+        return json.dumps({"job": self.job, "version": self.version, "wait_s": self.wait_s}).encode() + b"\n" + self.tensors
 
     @classmethod
     def parse(cls, data: bytes) -> Announcement:
         """Raises headrace.InvalidArgument."""
+        head, _, tensors = data.partition(b"\n")
         try:
-            fields = json.loads(data)
-            tensors = tuple((str(name), str(dtype), tuple(int(extent) for extent in shape)) for name, dtype, shape in fields["tensors"])
+            fields = json.loads(head)
             return cls(str(fields["job"]), str(fields["version"]), float(fields["wait_s"]), tensors)
         except (ValueError, KeyError, TypeError) as error:
             raise headrace.InvalidArgument(f"no announcement of an update: {type(error).__name__}: {error}") from error
+
+
+def dump_tensors(tensors: tuple[Tensor, ...]) -> bytes:
+    return json.dumps(tensors, separators=(",", ":")).encode()
+
+
+def parse_tensors(data: bytes) -> tuple[Tensor, ...]:
+    """Raises headrace.InvalidArgument."""
+    try:
+        return tuple((str(name), str(dtype), tuple(int(extent) for extent in shape)) for name, dtype, shape in json.loads(data))
+    except (ValueError, TypeError) as error:
+        raise headrace.InvalidArgument(f"no table of an update's tensors: {type(error).__name__}: {error}") from error
 
 
 class BoundModel(Protocol):
@@ -87,8 +101,8 @@ class EngineSide:
         self._job = job
         self._wait_s = wait_s
         self._model: BoundModel | None = None
-        self._bound_to: tuple[str, tuple[Tensor, ...]] | None = None
-        self._refused: dict[tuple[Tensor, ...], headrace.Unsupported] = {}
+        self._bound_to: tuple[str, bytes] | None = None
+        self._refused: dict[bytes, headrace.Unsupported] = {}
         self._updates = 0
         # Set while the worker's thread is inside an update and so in no forward pass.
         self._still = threading.Event()
@@ -102,7 +116,7 @@ class EngineSide:
 
     def learn(self, tensors: tuple[Tensor, ...]) -> None:
         """Binds the model to what another way has just brought. Raises headrace.Unsupported, the same again for the same tensors."""
-        self._ensure(self._job, tensors)
+        self._ensure(self._job, dump_tensors(tensors))
 
     def quiescent(self) -> bool:
         """For the receiver's hook, on a thread of its own. A trainer that knows its receivers from before may be here first: waits."""
@@ -141,19 +155,20 @@ class EngineSide:
             self._model.close()
         self._model = self._bound_to = None
 
-    def _ensure(self, job: str, tensors: tuple[Tensor, ...]) -> BoundModel:
+    def _ensure(self, job: str, tensors: bytes) -> BoundModel:
         if self._model is not None and self._bound_to == (job, tensors):
             return self._model
         if tensors in self._refused:
             raise self._refused[tensors]
         self.forget()
+        parsed = parse_tensors(tensors)
         try:
-            self._model = self._bind(job, tensors)
+            self._model = self._bind(job, parsed)
         except headrace.Unsupported as error:
             self._refused = {tensors: error}
             raise
         self._bound_to = (job, tensors)
-        logger.info("headrace: bound to %d tensors at %s: %s", len(tensors), self._model.receiver.endpoint, dict(self._model.ways()))
+        logger.info("headrace: bound to %d tensors at %s: %s", len(parsed), self._model.receiver.endpoint, dict(self._model.ways()))
         return self._model
 
     def _await(self, receiver: headrace.Receiver, version: str, wait_s: float, failure_before: str | None) -> None:

@@ -160,12 +160,17 @@ def test_a_refusal_is_remembered_for_the_same_tensors() -> None:
     assert len(engine.binds) == 1
 
 
-@pytest.mark.parametrize(
-    "message", [b"", b"{}", b"[]", b'{"job":"a"}', b'{"job":"a","version":"b","wait_s":"x","tensors":[]}', b"\xff\xfe", b"null"]
-)
+@pytest.mark.parametrize("message", [b"", b"{}", b"[]", b'{"job":"a"}', b'{"job":"a","version":"b","wait_s":"x"}', b"\xff\xfe", b"null"])
 def test_what_is_no_announcement_is_refused(message: bytes) -> None:
     with pytest.raises(headrace.InvalidArgument, match="no announcement"):
         Announcement.parse(message)
+
+
+@pytest.mark.parametrize("table", [b"", b"{", b"[[1]]", b'[["a","uint8",[1.5,"x"]]]', b"null", b"7"])
+def test_what_is_no_table_of_tensors_is_refused_and_binds_nothing(table: bytes, engine: Engine) -> None:
+    with pytest.raises(headrace.InvalidArgument, match="no table"):
+        engine.side.attend(Announcement("job", "job/1", WAIT_S, table))
+    assert engine.binds == []
 
 
 class Rollout:

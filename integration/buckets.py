@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
+from headrace.errors import InvalidArgument, Unsupported
+
 from .unpickle import Dtype, RefusedPickle
 
 __all__ = ["Bucket", "BucketWriter", "Entry", "TableCache", "entry_of"]
@@ -100,7 +102,7 @@ class BucketWriter:
     `full` waits for the answer to the bucket before it hands over the next one); `full` gets the table of every bucket that
     is complete, a list of dicts {name, shape, dtype, offset}, offsets from the buffer's begin. A tensor that no half holds takes the
     whole buffer; one that the buffer does not hold goes to `oversized`, or is refused where that is None. Tensors are copied before
-    `put` returns.
+    `put` returns. What this wire cannot carry is headrace.InvalidArgument, a tensor of a device headrace.Unsupported.
     """
 
     def __init__(
@@ -129,11 +131,11 @@ class BucketWriter:
         self._names: set[str] = set()
 
     def put(self, name: str, tensor: object) -> None:
-        """Adds one tensor; may call `full`, `may_write` and `oversized`. Raises ValueError for what this wire cannot carry."""
+        """Adds one tensor; may call `full`, `may_write` and `oversized`."""
         if not tensor.is_cpu:
-            raise ValueError(f"{name} is on {tensor.device}: this version sends tensors of host memory only")
+            raise Unsupported(f"{name} is on {tensor.device}: this version sends tensors of host memory only", name=name)
         if name in self._names:
-            raise ValueError(f"{name} came twice in one update")
+            raise InvalidArgument(f"{name} came twice in one update", name=name)
         self._names.add(name)
         size = tensor.nbytes
         alignment = max(self._alignment, tensor.element_size())
@@ -178,7 +180,7 @@ class BucketWriter:
 
     def _send_oversized(self, name: str, tensor: object) -> None:
         if self._oversized is None:
-            raise ValueError(f"{name} has {tensor.nbytes} bytes, a bucket holds {self._buffer.numel()}")
+            raise InvalidArgument(f"{name} has {tensor.nbytes} bytes, a bucket holds {self._buffer.numel()}", name=name)
         self._oversized(name, tensor)
 
     def _copy(self, tensor: object, at: int, size: int) -> None:

@@ -10,6 +10,7 @@ import time
 from typing import Self
 
 import zmq
+from headrace.errors import Cancelled, DeadlineExceeded, Unavailable
 from zmq.utils.monitor import recv_monitor_message
 
 __all__ = ["PeerFailed", "PeerGone", "PeerSocket", "PeerTimeout"]
@@ -18,15 +19,15 @@ __all__ = ["PeerFailed", "PeerGone", "PeerSocket", "PeerTimeout"]
 _LINGER_MS = 5_000
 
 
-class PeerTimeout(TimeoutError):
+class PeerTimeout(DeadlineExceeded):
     """The peer did not answer within the deadline."""
 
 
-class PeerGone(ConnectionError):
+class PeerGone(Unavailable, ConnectionError):
     """The peer closed the connection, or died, while something was expected of it."""
 
 
-class PeerFailed(RuntimeError):
+class PeerFailed(Cancelled, RuntimeError):
     """The peer says that it failed; the message holds its own words."""
 
 
@@ -56,7 +57,7 @@ class PeerSocket:
                 self._socket.connect(handle)
         except zmq.ZMQError as error:
             self.close()
-            raise ConnectionError(f"{handle}: {error}") from error
+            raise PeerGone(f"{handle}: {error}") from error
 
     def _bind(self) -> None:
         path = _file_of(self._handle)

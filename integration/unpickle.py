@@ -10,10 +10,12 @@ import pickletools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from headrace.errors import InvalidArgument
+
 __all__ = ["DTYPES", "Constructor", "Dtype", "Limits", "Reference", "RefusedPickle", "loads", "shape_of"]
 
 
-class RefusedPickle(ValueError):
+class RefusedPickle(InvalidArgument):
     """A message that is no plain table: says what was found and where."""
 
 

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping
 
 import zmq
+from headrace.errors import Unsupported
 
 from ..buckets import Bucket, TableCache, entry_of
 from ..host_memory import attach
@@ -50,7 +51,7 @@ def _open_ours(arguments: tuple) -> object:
 
 
 def _open_cuda(_arguments: tuple) -> object:
-    raise NotImplementedError("the server's buffer is CUDA memory: this version receives into host memory only, use the stock worker")
+    raise Unsupported("the server's buffer is CUDA memory: this version receives into host memory only, use the stock worker")
 
 
 _OPENERS: Mapping[str, Opener] = {_OUR_BUFFER: _open_ours, _CUDA_BUFFER: _open_cuda}

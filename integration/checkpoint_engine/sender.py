@@ -7,7 +7,7 @@ import zmq
 
 from ..buckets import BucketWriter
 from ..host_memory import Segment, tensor_handle
-from ..peer_socket import PeerFailed, PeerSocket
+from ..peer_socket import PeerFailed, PeerGone, PeerSocket, PeerTimeout
 
 __all__ = ["CheckpointEngineSender"]
 
@@ -61,7 +61,7 @@ class _Update:
                     writer.put(name, tensor)
             writer.flush()
             self._settle()
-        except (PeerFailed, ConnectionError, TimeoutError):
+        except (PeerFailed, PeerGone, PeerTimeout):
             raise
         except BaseException as error:
             self._give_up(error)
@@ -103,5 +103,5 @@ class _Update:
             if self._waiting:
                 self._peer.receive("an answer")
             self._peer.send(pickle.dumps(RuntimeError(f"the sender failed: {error}"), 4), "which waits for the end")
-        except (ConnectionError, TimeoutError):
+        except (PeerGone, PeerTimeout):
             pass

@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from typing import NamedTuple, Self
 
 import zmq
+from headrace.errors import Unsupported
 
 from ..buckets import Bucket, BucketWriter, Entry, TableCache, entry_of
 from ..host_memory import Segment, attach, tensor_handle
@@ -106,7 +107,7 @@ class _Session:
     def _open(self, data: bytes) -> None:
         segment = loads(data, _ALLOWED)
         if type(segment) is tuple:
-            raise NotImplementedError("the sender's bucket is CUDA memory: this version receives into host memory only")
+            raise Unsupported("the sender's bucket is CUDA memory: this version receives into host memory only")
         if type(segment) is not dict or set(segment) != {"name", "size"}:
             raise RefusedPickle("the first message is no shared segment {name, size}")
         self._memory = attach(segment["name"], segment["size"])
@@ -146,7 +147,7 @@ def _bucket_of(name: str, handle: object) -> Bucket:
         raise RefusedPickle(f"{name}: its handle is no (function, arguments)")
     function, arguments = handle
     if function.qualified_name == _CUDA_TENSOR:
-        raise NotImplementedError(f"{name} is CUDA memory: this version receives into host memory only")
+        raise Unsupported(f"{name} is CUDA memory: this version receives into host memory only")
     if function.qualified_name != _OUR_TENSOR or len(arguments) < 4 or type(arguments[2]) is not str:
         raise RefusedPickle(f"{name}: a tensor cannot be opened with {function.qualified_name}")
     segment, size, dtype, shape = arguments[:4]

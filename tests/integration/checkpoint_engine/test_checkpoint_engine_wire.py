@@ -10,21 +10,23 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator
 from importlib import metadata
 
 import checkpoint_engine.ps
 import checkpoint_engine.worker
+import headrace
 import pytest
 import torch
 import zmq
 from headrace.integration.buckets import Bucket
-from headrace.integration.checkpoint_engine import CheckpointEngineSender, serve, update_weights_from_ipc
+from headrace.integration.checkpoint_engine import CheckpointEngineSender, receive_into, serve, update_weights_from_ipc
 from headrace.integration.host_memory import Segment, tensor_handle
 from headrace.integration.peer_socket import PeerFailed, PeerGone, PeerTimeout
 from headrace.integration.unpickle import RefusedPickle
-from weight_streams import WAIT_S, Landed, assert_same, mixed, new_handle, nothing_left_behind, start
+from weight_streams import WAIT_S, Landed, assert_same, bytes_of, mixed, new_handle, nothing_left_behind, start
 
 CONTEXT = zmq.Context.instance()
 
@@ -291,6 +293,61 @@ def test_waits_for_nobody_end() -> None:
         CheckpointEngineSender(new_handle("ce"), 1_024, 0.1).send([])
     with pytest.raises(PeerTimeout, match="no the handle of the buffer within 0.1 s"):
         update_weights_from_ipc(CONTEXT, new_handle("ce"), 0, run=lambda _: None, wait_s=0.1)
+
+
+@pytest.fixture
+def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[dict, headrace.Receiver]]:
+    """Live tensors and a receiver of which every storage is a tensor of its own name."""
+    storages = {name: torch.zeros_like(tensor) for name, tensor in sendable().items()}
+    with tempfile.TemporaryDirectory(prefix="hr-") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        with headrace.Receiver(headrace.StorageTable.from_tensors(storages), job="ce") as receiver:
+            yield storages, receiver
+
+
+def test_the_real_server_writes_into_a_receiver_and_the_post_hook_runs_after_the_commit(server: Callable, live: tuple) -> None:
+    storages, receiver = live
+    for step in (1, 2, 3):
+        sent, seen = sendable(step), []
+        outcome: list = []
+
+        def work(path: str, step: int = step, seen: list = seen, outcome: list = outcome) -> None:
+            def hook() -> None:
+                seen.append(receiver.serving_version())
+
+            outcome.append(receive_into(receiver, f"run/{step}", CONTEXT, path, post_hook=hook, wait_s=WAIT_S, openers=OPENERS))
+
+        server(sent, work)
+        assert seen == [f"run/{step}"] and outcome[0].proven and outcome[0].tensors == len(sent)
+        assert {name: bytes_of(tensor) for name, tensor in storages.items()} == {name: bytes_of(tensor) for name, tensor in sent.items()}
+
+
+def test_a_receiver_that_refuses_a_tensor_stops_our_sender_by_name_and_is_healed_by_the_next(live: tuple) -> None:
+    storages, receiver = live
+    handle = new_handle("ce")
+    receiving = start(lambda: receive_into(receiver, "run/1", CONTEXT, handle, wait_s=WAIT_S))
+    with pytest.raises(PeerFailed, match="visitor"):
+        CheckpointEngineSender(handle, 4_096, WAIT_S).send({"visitor": torch.ones(3), **sendable(1)}.items())
+    with pytest.raises(PeerFailed) as failed:
+        receiving.result(WAIT_S)
+    assert "visitor" in str(failed.value.__cause__) and receiver.serving_version() is None
+    again, sent = new_handle("ce"), sendable(2)
+    receiving = start(lambda: receive_into(receiver, "run/2", CONTEXT, again, wait_s=WAIT_S))
+    CheckpointEngineSender(again, 4_096, WAIT_S).send(sent.items())
+    assert receiving.result(WAIT_S).version == "run/2" and receiver.serving_version() == "run/2"
+    assert {name: bytes_of(tensor) for name, tensor in storages.items()} == {name: bytes_of(tensor) for name, tensor in sent.items()}
+
+
+def test_an_update_that_lacks_a_tensor_is_not_committed_and_the_sender_is_told(live: tuple) -> None:
+    _, receiver = live
+    handle, sent = new_handle("ce"), sendable(1)
+    del sent["layers.7.bias"]
+    receiving = start(lambda: receive_into(receiver, "run/1", CONTEXT, handle, wait_s=WAIT_S))
+    with pytest.raises(PeerFailed, match=r"layers\.7\.bias"):
+        CheckpointEngineSender(handle, 4_096, WAIT_S).send(sent.items())
+    with pytest.raises(headrace.Error, match=r"layers\.7\.bias"):
+        receiving.result(WAIT_S)
+    assert receiver.serving_version() is None
 
 
 class RawServer:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import headrace
 import pytest
 import torch
 import zmq
@@ -153,7 +154,7 @@ def test_a_name_that_comes_twice_and_a_tensor_of_a_device_are_refused() -> None:
     ):
         handle = new_handle("refused")
         receiving = start(lambda handle=handle: receive(handle, Landed()))
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(headrace.Error, match=words):
             BucketSender(handle, 1_000, WAIT_S).send(sent)
         with pytest.raises(PeerGone):
             receiving.result(WAIT_S)
@@ -228,7 +229,7 @@ def test_a_hostile_table_is_answered_refused_and_nothing_is_taken(meta: object, 
         ({"name": "verl_weights_x"}, RefusedPickle, "no shared segment"),
         ([1], RefusedPickle, "no shared segment"),
         (b"no pickle", RefusedPickle, "protocol 4 or 5"),
-        (pickle.dumps((torch.multiprocessing.reductions.rebuild_cuda_tensor, (1, 2))), NotImplementedError, "CUDA memory"),
+        (pickle.dumps((torch.multiprocessing.reductions.rebuild_cuda_tensor, (1, 2))), headrace.Unsupported, "CUDA memory"),
     ],
 )
 def test_a_hostile_first_message_is_answered_and_refused(message: object, error: type, words: str) -> None:

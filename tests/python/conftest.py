@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import tempfile
 import time
 import uuid
@@ -22,6 +23,14 @@ def run_directory(monkeypatch):
     left = [os.path.join(path, name) for path, _, names in os.walk(folder) for name in names if not name.endswith(".guard")]
     shutil.rmtree(folder)
     assert not left
+
+
+@pytest.fixture(autouse=True)
+def control_c_interrupts():
+    """Also where the tests were started in the background of a shell, which has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

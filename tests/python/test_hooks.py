@@ -319,6 +319,7 @@ def test_control_c_ends_a_connect_to_nobody(job, run_directory):
     with headrace.Receiver(table_of(), job=job, endpoint=None) as receiver:
         code = f"""
 import headrace, threading, os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     headrace.Sender.connect(job="other", endpoints=["ipc://{run_directory}/nobody.ipc"], connect_timeout_ms=600_000)

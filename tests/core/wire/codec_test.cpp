@@ -245,6 +245,35 @@ TEST(Codec, SurvivesAThousandSeededMutationsOfEveryMessage) {
   EXPECT_GT(refused, 6000U);
 }
 
+TEST(Failure, KeepsItsPartsWhereItBecomesAStatus) {
+  Failure failure;
+  failure.code = static_cast<std::uint32_t>(Code::kCorruption);
+  failure.message = "bytes differ";
+  failure.engine = "engine-0";
+  failure.rank = 3;
+  failure.sender = "trainer-0";
+  failure.phase = "prepare";
+  failure.bucket = 17;
+  failure.name = "w1";
+  failure.expected = "aa";
+  failure.actual = "bb";
+  const Status status = to_status(failure);
+  ASSERT_NE(status.detail(), nullptr);
+  const Status copy = status;
+  EXPECT_EQ(copy.code(), Code::kCorruption);
+  EXPECT_EQ(copy.detail()->engine, "engine-0");
+  EXPECT_EQ(copy.detail()->rank, 3);
+  EXPECT_EQ(copy.detail()->sender, "trainer-0");
+  EXPECT_EQ(copy.detail()->phase, "prepare");
+  EXPECT_EQ(copy.detail()->bucket, 17);
+  EXPECT_EQ(copy.detail()->name, "w1");
+  EXPECT_EQ(copy.detail()->expected, "aa");
+  EXPECT_EQ(copy.detail()->actual, "bb");
+  for (const char* part : {"engine-0 rank 3", "trainer-0", "prepare", "bucket 17", "w1", "expected aa", "got bb"})
+    EXPECT_NE(copy.message().find(part), std::string::npos) << part;
+  EXPECT_EQ(Status(Code::kCancelled, "text").detail(), nullptr);
+}
+
 TEST(Codec, GivesEveryMessageANameAndDistinctKeys) {
   std::set<std::string_view> names;
   for (const auto& [type, keys] : all_message_keys()) {

@@ -304,6 +304,15 @@ PyLayout PyLayout::with_groups(nb::handle groups) const {
   return PyLayout(std::move(layout));
 }
 
+PyLayout PyLayout::dropping(nb::handle names) const {
+  ModelLayout layout = layout_;
+  layout.scan = [dropped = name_set(names), scan = layout_.scan](std::string_view name) {
+    if (dropped.contains(std::string(name))) return ScanAnswer{.kind = ScanAnswer::Kind::kDropped};
+    return scan ? scan(name) : ScanAnswer{};
+  };
+  return PyLayout(std::move(layout));
+}
+
 std::int64_t PyLayout::place(const PyTable& table, nb::handle named, bool constants) const {
   return place_tensors(layout_, table, named, constants);
 }
@@ -335,6 +344,8 @@ void init_layout(nb::module_& module) {
            "Without all other storages, and without the tensors that land nowhere else.")
       .def("with_groups", &PyLayout::with_groups, nb::arg("groups"), nb::sig("def with_groups(self, groups: Iterable[Group]) -> Layout"),
            "With tensors that land by computation. Outputs that the layout has not are appended to its storages.")
+      .def("dropping", &PyLayout::dropping, nb::arg("names"), nb::sig("def dropping(self, names: Iterable[str]) -> Layout"),
+           "An update may bring tensors of these names, and they are left aside: what the engine's own loader does nothing with.")
       .def(
           "place", &PyLayout::place, nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("constants") = true,
           nb::sig("def place(self, table: StorageTable, tensors: Iterable[tuple[str, object]], *, constants: bool = True) -> int"),

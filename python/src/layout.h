@@ -29,6 +29,7 @@ class PyLayout {
   PyLayout renamed(const nanobind::dict& names) const;
   PyLayout only(nanobind::handle names) const;
   PyLayout with_groups(nanobind::handle groups) const;
+  PyLayout dropping(nanobind::handle names) const;
   /// Bytes written.
   std::int64_t place(const PyTable& table, nanobind::handle named, bool constants) const;
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import headrace
 import torch
-from headrace.integration.verl.engine_side import CONTROL, Announcement, EngineSide
+from headrace.integration.verl.engine_side import EngineSide
 from headrace.integration.verl.wire import BucketReceiver
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../peers"))
@@ -58,22 +58,9 @@ class Live:
     def ways(self) -> dict[str, int]:
         return {"direct": len(self._live)}
 
-    def take_update(self, receiver: BucketReceiver) -> None:
-        writing = None
 
-        def take(bucket: Any, is_last: bool) -> None:
-            nonlocal writing
-            if bucket.entries and bucket.entries[0].name == CONTROL:
-                begin = bucket.entries[0].offset
-                self.side.attend(Announcement.parse(bytes(memoryview(bucket.memory)[begin : begin + bucket.entries[0].nbytes])))
-                return
-            if writing is None:
-                writing = self.side.begin()
-            writing.load(bucket)
-
-        receiver.receive(take)
-        if writing is not None:
-            writing.finish()
+def refuse(bucket: Any) -> None:
+    raise RuntimeError("every update of this bench is one of a bound model")
 
 
 def our_receiver(work: str, handle: str, rounds: int, pipe: Any) -> None:
@@ -85,7 +72,7 @@ def our_receiver(work: str, handle: str, rounds: int, pipe: Any) -> None:
     receiver = BucketReceiver(handle)
     for _ in range(rounds):
         pipe.recv()
-        model.take_update(receiver)
+        model.side.receive(receiver, refuse)
         pipe.send(int(memory[-1]))
     model.side.forget()
 

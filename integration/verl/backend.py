@@ -1,14 +1,14 @@
 """verl's checkpoint engine `headrace`: `checkpoint_engine.backend=headrace` with `custom_backend_module=headrace.integration.verl.backend`.
 
 For trainers and rollouts on one host. Rank 0 of the trainer sends each tensor once, through shared memory, straight into the parameters
-of every engine worker; verl's own wire between CheckpointEngineWorker and engine carries only the announcement. With direct=false the
-tensors go through the CheckpointEngineWorkers and verl's wire, for engines that cannot be written directly.
+of every engine worker; verl's own wire between CheckpointEngineWorker and engine carries only the announcement. Where an engine worker
+cannot be written directly, tensors go through the CheckpointEngineWorkers and verl's wire.
 
 | step | trainer, rank 0 | CheckpointEngineWorker | engine's worker (our extension) |
 |---|---|---|---|
-| 1 | announces version, names, dtypes and shapes | passes it on in verl's wire | binds its model, listens |
-| 2 | finds all receivers, sends | waits in verl's sender | is written; waits until the version is served |
-| 3 | returns the report's figures | gets the last answer | returns, or raises what went wrong |
+| 1 | announces version, names, dtypes and shapes | passes it on in verl's wire | binds its model, says whether it could |
+| 2 | decides: directly if all could | ends verl's stream, or passes weights on | listens; waits until the version is served |
+| 3 | finds all receivers and sends, or fills buckets | gets the last answer | returns, or raises what went wrong |
 
 The names are known from the update before. At the first one rank 0 keeps all tensors until the last has come, once.
 """
@@ -23,6 +23,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import headrace
@@ -30,9 +31,9 @@ import torch
 import zmq
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
-from ..peer_socket import PeerFailed, PeerSocket
+from ..peer_socket import PeerSocket
 from ..unpickle import DTYPES
-from .engine_side import CONTROL, Announcement, Tensor, dump_tensors
+from .engine_side import CONTROL, FILLER, Announcement, Tensor, Verdict, dump_tensors
 from .wire import BucketFan, BucketStream
 
 __all__ = ["HeadraceCheckpointEngine"]
@@ -40,6 +41,7 @@ __all__ = ["HeadraceCheckpointEngine"]
 logger = logging.getLogger(__name__)
 
 _BATCH_BYTES = 64 << 20
+_DIRECTLY, _BY_WIRE = b"directly", b"by wire"
 
 
 def _host() -> str:
@@ -50,9 +52,12 @@ def _host() -> str:
 
 @CheckpointEngineRegistry.register("headrace")
 class HeadraceCheckpointEngine(CheckpointEngine):
-    """Options, from checkpoint_engine.engine_kwargs.headrace: direct; wait_s, which bounds each wait for another process; data_path and
-    threads of the sender; batch_tensors, how many tensors of the trainer's generator are held until they are sent together (1 for a
-    generator that hands out the same memory again). bucket_size is verl's, the size of a bucket where direct is false."""
+    """Options, from checkpoint_engine.engine_kwargs.headrace.
+
+    direct: false for verl's wire in any case. wait_s: bounds each wait for another process. data_path, threads: of the sender.
+    batch_tensors: how many tensors of the trainer's generator are held until they are sent together; 1 for a generator that hands out the
+    same memory again. bucket_size is verl's: of a bucket on its wire.
+    """
 
     wire_format = "named_tensors"
 
@@ -69,6 +74,8 @@ class HeadraceCheckpointEngine(CheckpointEngine):
         self._bucket_bytes = bucket_size
         self._is_master = is_master
         self._direct = direct
+        # Until the topology changes; an engine that could not be written directly stays as it is.
+        self._by_wire = not direct
         self._wait_s = float(wait_s)
         self._data_path = data_path
         self._threads = threads
@@ -100,13 +107,14 @@ class HeadraceCheckpointEngine(CheckpointEngine):
         for identity in [master["identity"], *sorted(entry["identity"] for entry in rollouts)]:
             members.update(identity.encode())
         job = f"verl-{members.hexdigest()}"
-        handles = [f"ipc://{master['folder']}/headrace-{job}-{rank}.sock" for rank in range(rollout_world_size)]
+        handles = [f"ipc://{master['folder']}/headrace-{job}-{rank}" for rank in range(rollout_world_size)]
         actors = {"job": [job] * actor_wg_world_size, "handles": [handles] * actor_wg_world_size}
         return actors, {"job": [job] * rollout_world_size, "handles": [[handle] for handle in handles]}
 
     def init_process_group(self, job: str, handles: list[str]) -> None:
         if job != self._job:
             self._drop_sender()
+            self._by_wire = not self._direct
         self._job = job
         self._handles = list(handles)
 
@@ -121,41 +129,66 @@ class HeadraceCheckpointEngine(CheckpointEngine):
             return None
         begin = time.perf_counter()
         try:
-            figures = await (self._send_directly(weights) if self._direct else self._send_by_wire(weights))
+            figures = await self._send(weights)
         except BaseException:
             self._drop_sender()
             self._tensors = ()
             raise
         return {"headrace/update_s": time.perf_counter() - begin, **figures}
 
-    async def _send_directly(self, weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, float]:
+    async def _send(self, weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, float]:
+        if self._by_wire:
+            if self._direct:
+                await asyncio.to_thread(self._ask, _BY_WIRE)
+            return self._send_by_wire(weights)
         held: dict[str, torch.Tensor] | None = None
         if not self._tensors:
             held = {name: _on_host(name, tensor).clone() for name, tensor in weights}
             self._tensors = tuple((name, DTYPES[str(tensor.dtype)].travels, tuple(tensor.shape)) for name, tensor in held.items())
             self._table = dump_tensors(self._tensors)
         self._updates += 1
-        version = f"{self._job}/{self._updates}"
+        version = f"{self._job}-direct/{self._updates}"
         announcement = Announcement(self._job, version, self._wait_s, self._table)
-        await asyncio.to_thread(self._announce, announcement.dump())
+        refused = await asyncio.to_thread(self._ask, announcement.dump())
+        if refused:
+            return self._send_by_wire(held.items() if held is not None else weights)
         sender = await asyncio.to_thread(self._connected)
-        source = held if held is not None else _Announced(self._tensors)
-        with sender.update(version, source, progress=False) as update:
+        with sender.update(version, held if held is not None else _Announced(self._tensors), progress=False) as update:
             if held is None:
                 for batch in _batches(weights, self._batch_tensors):
                     update.add(batch)
         report = update.report
-        return {"headrace/wire_bytes": float(report.wire_bytes), "headrace/applied_bytes": float(report.applied_bytes)}
+        return {
+            "headrace/direct": 1.0,
+            "headrace/wire_bytes": float(report.wire_bytes),
+            "headrace/applied_bytes": float(report.applied_bytes),
+        }
 
-    def _announce(self, message: bytes) -> None:
+    def _ask(self, message: bytes) -> bool:
+        """Tells all CheckpointEngineWorkers, hears what their engine workers say, and decides for all; true: by verl's wire."""
         with ExitStack() as stack:
             context = zmq.Context.instance()
-            peers = [stack.enter_context(PeerSocket(context, zmq.REQ, handle, self._wait_s)) for handle in self._handles]
+            peers = [stack.enter_context(PeerSocket(context, zmq.REQ, f"{handle}.sock", self._wait_s)) for handle in self._handles]
             for peer in peers:
                 peer.send(message, "although an update is waiting for its rollouts")
+            verdicts = [Verdict.parse(peer.receive("a verdict on the announcement")) for peer in peers]
+            if message == _BY_WIRE:
+                return True
+            refused = [verdict for verdict in verdicts if verdict.reason]
             for peer in peers:
-                if answer := peer.receive("an answer to the announcement"):
-                    raise PeerFailed(answer.decode("utf-8", "replace"))
+                peer.send(_BY_WIRE if refused else _DIRECTLY, "although an update is waiting for its rollouts")
+            for peer in peers:
+                peer.receive("an answer to the decision")
+        if refused:
+            self._by_wire = not all(verdict.once for verdict in refused)
+            logger.warning(
+                "headrace: %s through verl's wire, since %d of %d engine workers cannot be written directly: %s",
+                "updates go" if self._by_wire else "this update goes",
+                len(refused),
+                len(verdicts),
+                refused[0].reason,
+            )
+        return bool(refused)
 
     def _connected(self) -> headrace.Sender:
         """The sender of this topology's job, connected to every engine worker; they come when they have bound their models."""
@@ -187,28 +220,35 @@ class HeadraceCheckpointEngine(CheckpointEngine):
                 )
             time.sleep(0.02)
 
-    async def _send_by_wire(self, weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, float]:
+    def _send_by_wire(self, weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, float]:
         sent = 0
-        with BucketFan(self._handles, self._bucket_bytes, self._wait_s) as fan:
+        with BucketFan([f"{handle}-wire.sock" for handle in self._handles], self._bucket_bytes, self._wait_s) as fan:
             for name, tensor in weights:
                 fan.put(name, _on_host(name, tensor))
                 sent += tensor.nbytes
             fan.finish()
-        return {"headrace/wire_bytes": float(sent * len(self._handles))}
+        return {"headrace/direct": 0.0, "headrace/wire_bytes": float(sent * len(self._handles))}
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        handle, context = self._handles[0], zmq.Context.instance()
         if self._direct:
-            announcement = await asyncio.to_thread(self._hear)
-            yield CONTROL, torch.frombuffer(bytearray(announcement), dtype=torch.uint8)
-            return
-        async for named in BucketStream(self._handles[0], self._wait_s):
+            with PeerSocket(context, zmq.REP, f"{handle}.sock", self._wait_s) as trainer:
+                message = await asyncio.to_thread(trainer.receive, "the announcement of an update")
+                if message == _BY_WIRE:
+                    trainer.send(Verdict().dump(), "which waits for an answer")
+                else:
+                    announcement = replace(Announcement.parse(message), verdict=f"{handle}-verdict.sock")
+                    with PeerSocket(context, zmq.REP, announcement.verdict, self._wait_s) as engine:
+                        yield CONTROL, torch.frombuffer(bytearray(announcement.dump()), dtype=torch.uint8)
+                        yield FILLER, torch.zeros(self._bucket_bytes, dtype=torch.uint8)
+                        verdict = await asyncio.to_thread(engine.receive, "the engine worker's verdict")
+                    trainer.send(verdict, "which waits for a verdict")
+                    message = await asyncio.to_thread(trainer.receive, "the trainer's decision")
+                    trainer.send(b"", "which waits for an answer")
+            if message != _BY_WIRE:
+                return
+        async for named in BucketStream(f"{handle}-wire.sock", self._wait_s):
             yield named
-
-    def _hear(self) -> bytes:
-        with PeerSocket(zmq.Context.instance(), zmq.REP, self._handles[0], self._wait_s) as peer:
-            message = peer.receive("the announcement of an update")
-            peer.send(b"", "which waits for an answer")
-            return message
 
     def _drop_sender(self) -> None:
         if self._sender is not None:

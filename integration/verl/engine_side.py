@@ -14,15 +14,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import headrace
+import zmq
 
 from ..buckets import Bucket
+from ..peer_socket import PeerSocket
+from .wire import BucketReceiver
 
-__all__ = ["CONTROL", "Announcement", "BoundModel", "EngineSide", "Tensor", "dump_tensors"]
+__all__ = ["CONTROL", "FILLER", "Announcement", "BoundModel", "EngineSide", "Tensor", "Verdict", "control_of", "dump_tensors"]
 
 logger = logging.getLogger(__name__)
 
-# The one tensor that a backend of ours puts into verl's wire in place of weights: what a trainer is about to send on a way of its own.
+# The tensor that a backend of ours puts into verl's wire before weights or in place of them: what a trainer is about to send.
 CONTROL = "__headrace_update__"
+# What comes behind it, as large as a bucket: so that verl's sender hands CONTROL over at once and asks for more when it has been read.
+FILLER = "__headrace_filler__"
 
 _LOOK_S = 0.005
 # From the announcement to the engine worker's call through verl's servers.
@@ -36,18 +41,21 @@ Tensor = tuple[str, str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Announcement:
-    """An update that a trainer sends straight to the engine's workers. job: under which it looks for their receivers.
+    """An update that a trainer wants to send straight to the engine's workers. job: under which it looks for their receivers.
 
     tensors: a table of `dump_tensors`. It is the same from update to update, and large: kept as it was sent, and read where it is new.
+    verdict: the address at which the engine's worker says whether it can.
     """
 
     job: str
     version: str
     wait_s: float
     tensors: bytes
+    verdict: str = ""
 
     def dump(self) -> bytes:
-        return json.dumps({"job": self.job, "version": self.version, "wait_s": self.wait_s}).encode() + b"\n" + self.tensors
+        fields = {"job": self.job, "version": self.version, "wait_s": self.wait_s, "verdict": self.verdict}
+        return json.dumps(fields).encode() + b"\n" + self.tensors
 
     @classmethod
     def parse(cls, data: bytes) -> Announcement:
@@ -55,7 +63,7 @@ class Announcement:
         head, _, tensors = data.partition(b"\n")
         try:
             fields = json.loads(head)
-            return cls(str(fields["job"]), str(fields["version"]), float(fields["wait_s"]), tensors)
+            return cls(str(fields["job"]), str(fields["version"]), float(fields["wait_s"]), tensors, str(fields["verdict"]))
         except (ValueError, KeyError, TypeError) as error:
             raise headrace.InvalidArgument(f"no announcement of an update: {type(error).__name__}: {error}") from error
 
@@ -70,6 +78,39 @@ def parse_tensors(data: bytes) -> tuple[Tensor, ...]:
         return tuple((str(name), str(dtype), tuple(int(extent) for extent in shape)) for name, dtype, shape in json.loads(data))
     except (ValueError, TypeError) as error:
         raise headrace.InvalidArgument(f"no table of an update's tensors: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An engine worker's answer to an announcement. reason: why it cannot be written directly, empty if it can; once: only this time."""
+
+    reason: str = ""
+    once: bool = False
+
+    def dump(self) -> bytes:
+        return json.dumps([self.reason, self.once]).encode()
+
+    @classmethod
+    def parse(cls, data: bytes) -> Verdict:
+        """Raises headrace.InvalidArgument."""
+        try:
+            reason, once = json.loads(data)
+        except (ValueError, TypeError) as error:
+            raise headrace.InvalidArgument(f"no verdict: {type(error).__name__}: {error}") from error
+        return cls(str(reason), bool(once))
+
+    def send(self, announcement: Announcement) -> None:
+        """Tells the CheckpointEngineWorker, which reads it when verl's sender has its answer."""
+        with PeerSocket(zmq.Context.instance(), zmq.REQ, announcement.verdict, announcement.wait_s) as peer:
+            peer.send(self.dump(), "although a CheckpointEngineWorker is waiting for the verdict")
+
+
+def control_of(bucket: Bucket) -> Announcement | None:
+    """The announcement in a bucket of verl's wire, if there is one."""
+    for entry in bucket.entries:
+        if entry.name == CONTROL:
+            return Announcement.parse(bytes(memoryview(bucket.memory)[entry.offset : entry.offset + entry.nbytes]))
+    return None
 
 
 class BoundModel(Protocol):
@@ -114,9 +155,30 @@ class EngineSide:
         """What updates are written to, once one has been bound."""
         return self._model
 
-    def learn(self, tensors: tuple[Tensor, ...]) -> None:
-        """Binds the model to what another way has just brought. Raises headrace.Unsupported, the same again for the same tensors."""
-        self._ensure(self._job, dump_tensors(tensors))
+    def learn(self, tensors: tuple[Tensor, ...]) -> str:
+        """Binds the model to what another way has just brought; why it could not be, or empty."""
+        try:
+            self._ensure(self._job, dump_tensors(tensors))
+        except headrace.Unsupported as error:
+            return str(error)
+        return ""
+
+    def receive(self, receiver: BucketReceiver, unbound: Callable[[Bucket], None]) -> str:
+        """One update through verl's wire; returns when it is committed, or raises what went wrong after the sender has its answers.
+
+        Buckets of weights are written; while no model is bound `unbound` takes them. An announced update is waited for, where the trainer
+        decides so. Returns why the model could not be bound to what was announced, or empty.
+        """
+        arrival = _Arrival(self, unbound)
+        try:
+            receiver.receive(arrival.take)
+        except BaseException as error:
+            if arrival.writing is not None:
+                arrival.writing.abort(error)
+            raise
+        if arrival.writing is not None:
+            arrival.writing.finish()
+        return arrival.verdict.reason
 
     def quiescent(self) -> bool:
         """For the receiver's hook, on a thread of its own. A trainer that knows its receivers from before may be here first: waits."""
@@ -195,6 +257,43 @@ class EngineSide:
     def _was_asked_long_ago(self) -> bool:
         """The hook has run and no session is open: it came and went unseen, between two looks."""
         return self._asked is not None and time.monotonic() - self._asked > _OPENING_S
+
+
+class _Arrival:
+    """What comes in one update of verl's wire. Its first bucket says which way it goes."""
+
+    def __init__(self, side: EngineSide, unbound: Callable[[Bucket], None]) -> None:
+        self._side = side
+        self._unbound = unbound
+        self._announced: Announcement | None = None
+        self.verdict = Verdict()
+        self.writing: EngineUpdate | None = None
+
+    def take(self, bucket: Bucket, is_last: bool) -> None:
+        announced = control_of(bucket)
+        if announced is not None:
+            self._answer(announced)
+        elif bucket.entries and bucket.entries[0].name == FILLER:
+            # Where it is the last, the trainer has decided to send directly; else weights follow.
+            if is_last and self._announced is not None:
+                self._side.attend(self._announced)
+        elif self._side.model is not None:
+            if self.writing is None:
+                self.writing = self._side.begin()
+            self.writing.load(bucket)
+        elif bucket.entries:
+            self._unbound(bucket)
+
+    def _answer(self, announced: Announcement) -> None:
+        self._announced = announced
+        try:
+            self._side._ensure(announced.job, announced.tensors)
+        except headrace.Unsupported as error:
+            self.verdict = Verdict(str(error))
+        except headrace.Error as error:
+            Verdict(str(error)).send(announced)
+            raise
+        self.verdict.send(announced)
 
 
 class EngineUpdate:

@@ -12,19 +12,20 @@ import logging
 import os
 from typing import Any
 
-import headrace
 import torch
 from verl.utils.vllm.patch import patch_vllm_moe_model_weight_loader
 from verl.utils.vllm.vllm_quant_utils import is_quantized_model
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from ..buckets import Bucket
-from .engine_side import CONTROL, Announcement, EngineSide, EngineUpdate, Tensor
+from .engine_side import CONTROL, FILLER, Announcement, EngineSide, Tensor, Verdict
 from .wire import BucketReceiver
 
 __all__ = ["HeadraceWorkerExtension"]
 
 logger = logging.getLogger(__name__)
+
+_ASKED = "it was asked for, once"
 
 
 class HeadraceWorkerExtension(vLLMColocateWorkerExtension):
@@ -38,31 +39,35 @@ class HeadraceWorkerExtension(vLLMColocateWorkerExtension):
         reason = self.hr_stock_reason(peft_config, use_shm)
         if reason:
             self.hr_say_once(f"updates take verl's stock path: {reason}")
-            self.hr_announced = False
+            self.hr_verdict = Verdict(reason, once=reason == _ASKED)
             super().update_weights_from_ipc(peft_config=peft_config, base_sync_done=base_sync_done, use_shm=use_shm)
-            if self.hr_announced:
-                raise headrace.Unsupported(
-                    f"a trainer wants to deliver directly, and updates of this worker take verl's stock path: {reason}; "
-                    "set checkpoint_engine.engine_kwargs.headrace.direct=false"
-                )
             return
         if self.device is None:
             self.device = torch.device("cpu")
-        _Update(self, self.hr_engine_side()).run()
+        side, stock = self.hr_engine_side(), _Stock(self)
+        refused = side.receive(self.hr_bucket_receiver, stock.take)
+        if stock.tensors:
+            # After post-processing the storages are those that the next update finds.
+            stock.finish()
+            refused = refused or side.learn(tuple(stock.tensors))
+        if refused:
+            self.hr_unbound = refused
+            self.hr_say_once(f"updates take verl's stock path: {refused}")
 
     def _update_weights(self, weights: list[tuple[str, torch.Tensor]], peft_config: dict | None, base_sync_done: bool) -> Any:
-        if any(name == CONTROL for name, _ in weights):
-            # An exception here would keep verl's receiver from answering, and its sender would wait for ever.
-            self.hr_announced = True
-            return None
-        return super()._update_weights(weights, peft_config, base_sync_done)
+        """What is announced on the stock path is declined; weights then come through this wire."""
+        control = next((tensor for name, tensor in weights if name == CONTROL), None)
+        if control is not None:
+            self.hr_verdict.send(Announcement.parse(control.cpu().numpy().tobytes()))
+        weights = [(name, tensor) for name, tensor in weights if name not in (CONTROL, FILLER)]
+        return super()._update_weights(weights, peft_config, base_sync_done) if weights else None
 
     def hr_stock_reason(self, peft_config: dict | None, use_shm: bool) -> str:
         """Why this update is left to verl's own code; empty if it is not."""
         left = self.__dict__.get("hr_stock_updates", 0)
         if left:
             self.hr_stock_updates = left - 1
-            return "it was asked for"
+            return _ASKED
         if self.hr_options().get("stock"):
             return "additional_config asks for it"
         if self._is_qat_model or self._is_modelopt_qat or is_quantized_model(self.model_runner.vllm_config):
@@ -167,56 +172,23 @@ class _BoundVllmModel:
         return self._engine.binding.counts()
 
 
-class _Update:
-    """One update through verl's wire. Its first bucket says which way it goes."""
+class _Stock:
+    """The first update, or one of a model that could not be bound: verl's own way, with a list of what came."""
 
-    def __init__(self, worker: HeadraceWorkerExtension, side: EngineSide) -> None:
+    def __init__(self, worker: HeadraceWorkerExtension) -> None:
         self._worker = worker
-        self._side = side
-        self._writing: EngineUpdate | None = None
-        self._learned: list[Tensor] = []
+        self.tensors: list[Tensor] = []
 
-    def run(self) -> None:
-        try:
-            self._worker.hr_bucket_receiver.receive(lambda bucket, _: self._take(bucket))
-        except BaseException as error:
-            if self._writing is not None:
-                self._writing.abort(error)
-            raise
-        if self._writing is not None:
-            self._writing.finish()
-        if self._learned:
-            self._finish_stock()
-
-    def _take(self, bucket: Bucket) -> None:
-        control = next((entry for entry in bucket.entries if entry.name == CONTROL), None)
-        if control is not None:
-            data = bytes(memoryview(bucket.memory)[control.offset : control.offset + control.nbytes])
-            self._side.attend(Announcement.parse(data))
-        elif self._side.model is not None:
-            if self._writing is None:
-                self._writing = self._side.begin()
-            self._writing.load(bucket)
-        elif bucket.entries:
-            self._learn(bucket)
-
-    def _learn(self, bucket: Bucket) -> None:
-        """The first update: verl's own way, with a list of what came."""
-        if not self._learned:
+    def take(self, bucket: Bucket) -> None:
+        if not self.tensors:
             self._worker.hr_say_once("this update takes verl's stock path and teaches the names")
             for model in self._worker._iter_all_models():
                 patch_vllm_moe_model_weight_loader(model)
-        self._learned += [(entry.name, entry.dtype.travels, entry.shape) for entry in bucket.entries]
+        self.tensors += [(entry.name, entry.dtype.travels, entry.shape) for entry in bucket.entries]
         self._worker._update_weights(bucket.tensors(), peft_config=None, base_sync_done=False)
 
-    def _finish_stock(self) -> None:
-        """What verl does after the last bucket; then the model is bound, so that the next update can be written directly."""
+    def finish(self) -> None:
         from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
         for model, config in self._worker._iter_all_models_with_config():
             process_weights_after_loading(model, config, self._worker.device)
-        try:
-            self._side.learn(tuple(self._learned))
-        except headrace.Unsupported as error:
-            self._worker.hr_unbound = str(error)
-            self._worker.hr_say_once(f"updates take verl's stock path: {error}")

@@ -76,7 +76,11 @@ def make_source(tensors: list[headrace.TensorInfo]) -> tuple[torch.Tensor, list,
     """One piece of touched memory, the table of a bucket over it, and the tensors in it."""
     dtypes = {"I8": torch.int8, "F8_E8M0": torch.float8_e8m0fnu}
     sizes = [torch.Size(tensor.shape).numel() for tensor in tensors]
-    memory = torch.arange(sum(sizes), dtype=torch.int32).to(torch.uint8)
+    memory = torch.empty(sum(sizes), dtype=torch.uint8)
+    pattern = (torch.arange(4093) % 251).to(torch.uint8)
+    rows = memory.numel() // pattern.numel()
+    memory[: rows * pattern.numel()].view(rows, -1).copy_(pattern)
+    memory[rows * pattern.numel() :] = 0
     metas, views, offset = [], {}, 0
     for tensor, size in zip(tensors, sizes, strict=True):
         metas.append((tensor.name, offset, tensor.shape, tensor.dtype))

@@ -20,10 +20,12 @@ def physical_to_logical(logical_to_physical: torch.Tensor, replicas: torch.Tenso
 
 def expert_maps(model: nn.Module) -> list[list[int]]:
     """[MoE layer][physical slot], layers in the model's order."""
-    maps = []
+    states = {}
     for module in model.modules():
-        state = getattr(module, "eplb_state", None)
-        if state is not None and getattr(state, "logical_to_physical_map", None) is not None:
-            count = state.logical_replica_count
-            maps.append(physical_to_logical(state.logical_to_physical_map, count, int(count.sum())))
-    return maps
+        state = getattr(module, "eplb_state", None)  # a layer and its router show the same one
+        if state is not None and state.logical_to_physical_map is not None:
+            states[id(state)] = state
+    return [
+        physical_to_logical(state.logical_to_physical_map, state.logical_replica_count, int(state.logical_replica_count.sum()))
+        for state in states.values()
+    ]

@@ -1,3 +1,5 @@
+#include <future>
+
 #include "tests/receiver/receiver_fixture.h"
 
 namespace headrace {
@@ -96,6 +98,29 @@ TEST_F(PlainCall, RefusesATensorThatCameTwice) {
   ASSERT_TRUE(load({views_.data(), 1}).ok());
   EXPECT_FALSE(finish().ok());
   EXPECT_EQ(state(), "torn");
+}
+
+TEST_F(PlainCall, BeginsNoLongerOnceItIsGivenUpWhileTheEngineTakesItsTimeToGrowQuiet) {
+  std::promise<void> asked;
+  std::promise<void> quiet;
+  EngineHooks hooks;
+  hooks.quiescent = [&, first = true]() mutable {
+    if (!std::exchange(first, false)) return ok_status();
+    asked.set_value();
+    quiet.get_future().wait();
+    return ok_status();
+  };
+  start({}, hooks);
+  std::future<Status> begun = std::async(std::launch::async, [&] { return begin({"run", 1}); });
+  asked.get_future().wait();
+  const Status aborted = receiver_->ask<Status>([&](auto answer) { answer(receiver_->control().abort_plain("no more patience")); });
+  EXPECT_TRUE(aborted.ok()) << aborted.to_string();
+  const Status given_up = begun.get();
+  EXPECT_EQ(given_up.code(), Code::kCancelled);
+  EXPECT_NE(given_up.message().find("no more patience"), std::string::npos) << given_up.message();
+  EXPECT_EQ(state(), "idle");
+  quiet.set_value();
+  EXPECT_TRUE(begin({"run", 2}).ok());
 }
 
 TEST_F(PlainCall, IsRefusedOutsideBeginAndWhileAnotherUpdateIsOpen) {

@@ -21,7 +21,8 @@ from .experts import expert_maps
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.02  # how often a waiting worker looks at what its receiver does
+_LOOK_S = 0.01  # how often a waiting worker looks at what its receiver does
+_GONE_S = 5.0  # a session that was asked for and is not there after this long has failed between two looks
 
 
 @dataclass
@@ -65,6 +66,7 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
         self._places: dict[str, tuple] = {}
         self._session = False  # between the worker's start and finish: no forward pass runs
         self._awaited = ""
+        self._opened_at: float | None = None  # when a trainer last asked for a session
         self._committed = threading.Event()
 
     # What the worker calls.
@@ -77,7 +79,7 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
         self.shutdown()
         logger.info("headrace %s in %s", headrace.__version__, check_release())
         brought = [
-            Brought(name, getattr(torch, dtype.removeprefix("torch.")), tuple(shape))
+            Brought(name, _dtype(name, dtype), tuple(shape))
             for name, dtype, shape in zip(init_info.names, init_info.dtypes, init_info.shapes, strict=True)
         ]
         if self.device.type != "cpu":
@@ -118,6 +120,7 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
         self._check_places()
         self._session = True
         self._awaited = ""
+        self._opened_at = None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """As the base's, without waiting for an accelerator. What it raises ends the worker's session."""
@@ -134,7 +137,7 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
         if update_info.kind != "receive" or not update_info.version:
             raise headrace.InvalidArgument(f"update of kind {update_info.kind!r} to version {update_info.version!r}")
         self._awaited = update_info.version
-        _await_commit(receiver, update_info.version, self._committed, self._deadline_ms)
+        self._await_commit(receiver, update_info.version)
 
     def finish_weight_update(self) -> None:
         """Every byte is in place, proven and committed, or this raises and may be called again."""
@@ -207,6 +210,7 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
     def _quiescent(self) -> None:
         if not self._session:
             raise headrace.FailedPrecondition("vLLM has no weight update open: start_weight_update comes first")
+        self._opened_at = time.monotonic()
 
     def _locate(self) -> dict[str, torch.Tensor]:
         named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
@@ -221,6 +225,31 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
             self.model.load_weights(iter([(view.name, view.torch()) for view in inputs]))
 
     # Ours.
+
+    def _await_commit(self, receiver: headrace.Receiver, version: str) -> None:
+        """Returns when `version` is committed here; raises with the receiver's words when its session failed, or none began in time."""
+        self._committed.clear()
+        failure = receiver.status().last_failure
+        began = False
+        until = time.monotonic() + self._deadline_ms / 1000
+        while True:
+            status = receiver.status()
+            if status.version == version and status.state == "idle":
+                return
+            failed = status.last_failure != failure
+            if status.attempted_version == version and status.state in ("open", "applying", "prepared"):
+                began = True
+            elif status.attempted_version == version and (began or failed):
+                raise headrace.FailedPrecondition(
+                    f"update to {version}: this rank is {status.state}: {status.last_failure}", actual=status.state
+                )
+            elif began or failed or (self._opened_at is not None and time.monotonic() - self._opened_at > _GONE_S):
+                raise headrace.FailedPrecondition(
+                    f"update to {version} failed before its first byte: {status.last_failure}", actual=status.state
+                )
+            elif time.monotonic() > until:
+                raise headrace.DeadlineExceeded(f"no trainer began the update to {version} within {self._deadline_ms} ms")
+            self._committed.wait(_LOOK_S)
 
     def _need_receiver(self) -> headrace.Receiver:
         if self.receiver is None:
@@ -283,33 +312,15 @@ def _rebalanced(model: nn.Module, binding: Binding) -> dict[str, str]:
     }
 
 
+def _dtype(name: str, text: str) -> torch.dtype:
+    dtype = getattr(torch, text.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise headrace.InvalidArgument(f"{name}: {text!r} is no dtype of torch", name=name, actual=text)
+    return dtype
+
+
 def _place(tensor: torch.Tensor) -> tuple:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-
-
-def _await_commit(receiver: headrace.Receiver, version: str, committed: threading.Event, deadline_ms: int) -> None:
-    """Returns when `version` is committed here; raises with the receiver's words when its session failed, or none began in time."""
-    committed.clear()
-    failure = receiver.status().last_failure
-    began = False
-    until = time.monotonic() + deadline_ms / 1000
-    while True:
-        status = receiver.status()
-        if status.version == version and status.state == "idle":
-            return
-        if status.attempted_version == version and status.state in ("open", "applying", "prepared"):
-            began = True
-        elif status.state in ("torn", "in_doubt") and status.attempted_version == version and (began or status.last_failure != failure):
-            raise headrace.FailedPrecondition(
-                f"update to {version}: this rank is {status.state}: {status.last_failure}", actual=status.state
-            )
-        elif began or status.last_failure != failure:
-            raise headrace.FailedPrecondition(
-                f"update to {version} failed before its first byte: {status.last_failure}", actual=status.state
-            )
-        elif time.monotonic() > until:
-            raise headrace.DeadlineExceeded(f"no trainer began the update to {version} within {deadline_ms} ms")
-        committed.wait(_LOOK_S)
 
 
 def check_release() -> dict[str, Any]:

@@ -364,6 +364,22 @@ def test_a_model_with_a_parameter_that_cannot_be_written_is_refused_by_name() ->
         Pair(loaded, entries)
 
 
+def test_a_dtype_that_torch_has_not_is_refused_by_name() -> None:
+    loaded = models.load(models.LLAMA)
+    worker = worker_of(loaded)
+    info = {"job": "dtype", "names": ["a.weight"], "dtypes": ["nn"], "shapes": [[2]]}
+    with pytest.raises(headrace.InvalidArgument, match="a.weight: 'nn'"):
+        worker.init_weight_transfer_engine(info)
+
+
+def test_a_worker_whose_trainer_never_sends_is_let_go_after_the_deadline(pairs: Callable[..., Pair]) -> None:
+    pair = pairs(models.load(models.LLAMA), models.checkpoint(models.LLAMA, seed=0), deadline_ms=200)
+    pair.worker.start_weight_update()
+    with pytest.raises(headrace.DeadlineExceeded, match="within 200 ms"):
+        pair.worker.update_weights({"kind": "receive", "version": "run/1"})
+    assert not pair.worker._weight_update_active
+
+
 def test_derived_tensors_follow_the_weights(pairs: Callable[..., Pair]) -> None:
     """A model-level hook as vLLM's DeepSeek-V4 has one: a sum that it refreshes in place."""
     stock, ours = models.load(models.LLAMA), models.load(models.LLAMA)

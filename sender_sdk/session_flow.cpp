@@ -144,6 +144,8 @@ SessionFlow::Outcome SessionFlow::on_opened(ReceiverFlow& receiver, SessionId se
 }
 
 SessionFlow::Outcome SessionFlow::on_error(ReceiverFlow& receiver, SessionId session, wire::Failure failure) {
+  // Behind a REJECT it repeats the first of the defects, to a message that was on the way.
+  if (active_ && session == session_ && receiver.reject) return {};
   const bool dead = std::find(dead_.begin(), dead_.end(), session) != dead_.end();
   const bool concerns_us = active_ && !dead && (session == session_ || session_.value == 0);
   if (session == session_) receiver.ended = true;

@@ -22,6 +22,7 @@ class Hooks:
         the guard opens; False refuses.
     locate(): {storage: tensor} as they are now. Without it the tensors of the table are asked where they are.
     expert_map(): logical expert of each physical slot, [layer][slot], over all ranks.
+    launch_constants(): {name: number} of what captured graphs have by value. Without it what was committed last.
     derive(): after the last byte and its proof: refresh what is derived from the weights, in place.
     finish_tables(): before derive, only when rows of host-resident tables came.
     committed(): after the commit: invalidate caches.
@@ -32,13 +33,14 @@ class Hooks:
     quiescent: Callable[[], Any] | None = None
     locate: Callable[[], Mapping[str, Any]] | None = None
     expert_map: Callable[[], Sequence[Sequence[int]]] | None = None
+    launch_constants: Callable[[], Mapping[str, float]] | None = None
     derive: Callable[[], Any] | None = None
     finish_tables: Callable[[], Any] | None = None
     committed: Callable[[], Any] | None = None
     staged: Mapping[str, Callable[[str, list[View], memoryview, list[View]], Any]] = field(default_factory=dict)
 
 
-_PLAIN = ("quiescent", "locate", "expert_map", "derive", "finish_tables", "committed")
+_PLAIN = ("quiescent", "locate", "expert_map", "launch_constants", "derive", "finish_tables", "committed")
 
 
 def _lend(hook: Callable, groups: Mapping[str, tuple[list, list]]) -> Callable:

@@ -24,18 +24,18 @@ class Part:
     box: tuple[Sequence[int], Sequence[int]]
 
 
-def _entry(name: str, tensor: Any) -> tuple[tuple, int]:
-    """(name, dtype, shape, box) of what is sent, and its bytes."""
+def _entry(name: str, tensor: Any, value: Any) -> tuple[tuple, int]:
+    """(name, dtype, shape, box, value) of what is sent, and its bytes."""
     if isinstance(tensor, Part):
         dtype, _, size = _core.describe(tensor.tensor, name)
-        return (name, dtype, tensor.shape, tensor.box), size
+        return (name, dtype, tensor.shape, tensor.box, value), size
     dtype, shape, size = _core.describe(tensor, name)
-    return (name, dtype, shape, None), size
+    return (name, dtype, shape, None, value), size
 
 
 def _meta(item: Sequence) -> tuple:
-    """(name, dtype, shape) or (name, dtype, shape, box) of `.metadata`."""
-    return (*item, None) if len(item) == 3 else tuple(item)
+    """(name, dtype, shape), perhaps with box and value, of `.metadata`."""
+    return (*item, None, None)[:5]
 
 
 def _bare(tensor: Any) -> Any:
@@ -47,10 +47,10 @@ class _Source:
 
     A mapping, a sequence or an iterable of (name, tensor) is held as a whole. A callable that gives a fresh iterable is asked twice, first
     for names and shapes only; what has `metadata` ([(name, dtype, shape)]) and can be iterated is gone through once. In place of a tensor
-    there may be a Part.
+    there may be a Part. What `wants_value` says of is kept until the update is open: `metadata` has its tensor behind the box.
     """
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, wants_value: Callable[[str], bool]) -> None:
         self.held: list[tuple[str, Any]] | None = None
         self.total = 0
         self.entries: list[tuple] = []
@@ -64,7 +64,7 @@ class _Source:
             self.held = list(source.items()) if isinstance(source, Mapping) else list(source)
             self.stream = lambda: self.held
         for name, tensor in self.stream():
-            entry, size = _entry(name, tensor)
+            entry, size = _entry(name, tensor, _bare(tensor) if wants_value(name) else None)
             self.entries.append(entry)
             self.total += size
 
@@ -220,6 +220,10 @@ class Sender:
     def closed(self) -> bool:
         return self._core.closed
 
+    def wants_value(self, name: str) -> bool:
+        """Whether a receiver must know what this tensor holds before it accepts an update: global scales and the like, of a few bytes."""
+        return self._core.wants_value(name)
+
     def update(
         self,
         version: str,
@@ -240,7 +244,7 @@ class Sender:
         repair: the connected ranks are brought up to what the others hold.
         """
         options = {"scopes": list(scopes), "senders": list(senders), "overlap": overlap, "repair": repair}
-        return SenderUpdate(self, version, _Source(source), options, progress)
+        return SenderUpdate(self, version, _Source(source, self._core.wants_value), options, progress)
 
     def send(self, version: str, source: Any, **options: Any) -> Report:
         """A whole update; arguments as those of update()."""

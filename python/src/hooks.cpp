@@ -99,6 +99,7 @@ EngineHooks PyHooks::engine_hooks() {
   if (hooks_.contains("finish_tables")) hooks.finish_tables = [this] { return call("finish_tables"); };
   if (hooks_.contains("committed")) hooks.committed = [this] { return call("committed"); };
   if (hooks_.contains("expert_map")) hooks.expert_map = [this] { return expert_map(); };
+  if (hooks_.contains("launch_constants")) hooks.launch_constants = [this] { return launch_constants(); };
   hooks.locate = [this] { return locate(); };
   for (const auto [key, value] : staged_) {
     const std::string name = nb::cast<std::string>(key);
@@ -156,6 +157,21 @@ std::vector<std::vector<std::int32_t>> PyHooks::expert_map() {
     throw Error(keep(error, "it raised"));
   } catch (const nb::cast_error&) {
     throw Error(Status(Code::kInvalidArgument, "expected the logical expert of each physical slot of each layer, as rows of integers"));
+  }
+}
+
+std::map<std::string, double> PyHooks::launch_constants() {
+  const nb::gil_scoped_acquire with_gil;
+  try {
+    std::map<std::string, double> constants;
+    for (const auto [name, value] : nb::cast<nb::dict>(hooks_["launch_constants"]())) {
+      constants[nb::cast<std::string>(name)] = nb::cast<double>(nb::float_(nb::borrow(value)));
+    }
+    return constants;
+  } catch (nb::python_error& error) {
+    throw Error(keep(error, "it raised"));
+  } catch (const nb::cast_error&) {
+    throw Error(Status(Code::kInvalidArgument, "expected a dict of numbers by the names of launch constants"));
   }
 }
 

@@ -48,6 +48,7 @@ class PyHooks {
   Status call_staged(const std::string& hook, const StagedCall& call);
   std::vector<StorageLocation> locate();
   std::vector<std::vector<std::int32_t>> expert_map();
+  std::map<std::string, double> launch_constants();
   Status keep(nanobind::python_error& error, const std::string& what);
 
   nanobind::dict hooks_;

@@ -27,7 +27,7 @@ Shape shape_of(nb::handle object) {
   return shape;
 }
 
-/// (name, dtype, shape, box): box is (lo, hi) or None. Packed FP4 (F4, shape in elements) becomes U8.
+/// (name, dtype, shape, box, value): box is (lo, hi) or None. Packed FP4 (F4, shape in elements) becomes U8.
 SenderEntry entry_of(nb::handle item) {
   SenderEntry entry;
   entry.name = nb::cast<std::string>(item[0]);
@@ -42,6 +42,18 @@ SenderEntry entry_of(nb::handle item) {
   entry.dtype = Dtype::kU8;
   entry.shape.back() /= per_byte;
   return entry;
+}
+
+TensorView view_of(const Tensor& tensor) {
+  const auto steps = tensor.packed() ? std::span<const std::int64_t>() : tensor.steps();
+  return {tensor.data, {steps.begin(), steps.end()}};
+}
+
+TensorView value_of(const Tensor& tensor, const SenderEntry& entry) {
+  const Shape shape(tensor.shape().begin(), tensor.shape().end());
+  if (tensor.dtype == entry.dtype && shape == entry.shape) return view_of(tensor);
+  refuse(entry.name, fmt::format("its value is {} of shape {}, its entry {} of shape {}", dtype_name(tensor.dtype), to_string(shape),
+                                 dtype_name(entry.dtype), to_string(entry.shape)));
 }
 
 wire::OverlapRule overlap_of(const std::string& word) {
@@ -68,6 +80,7 @@ class PySender {
     sender_.reset();
   }
   bool closed() const noexcept { return sender_ == nullptr; }
+  bool wants_value(const std::string& name) { return sender().wants_value(name); }
   nb::tuple receivers() {
     nb::list list;
     for (const ReceiverInfo& info : sender().receivers()) list.append(receiver_record(info));
@@ -80,12 +93,17 @@ class PySender {
     const std::optional<WeightVersion> parsed = parse_weight_version(version);
     if (!parsed) raise(Status(Code::kInvalidArgument, fmt::format("version '{}': expected RUN/STEP, such as run-1/17", version)));
     options.version = *parsed;
-    for (const nb::handle entry : entries) options.entries.push_back(entry_of(entry));
+    Sender& target = sender();
+    TensorReader reader(TensorReader::Hold::kCall);
+    for (const nb::handle item : entries) {
+      SenderEntry& entry = options.entries.emplace_back(entry_of(item));
+      const nb::object value = item[4];
+      if (!value.is_none() && target.wants_value(entry.name)) entry.value = value_of(reader.read(value, entry.name), entry);
+    }
     options.scopes = std::move(scopes);
     options.senders = std::move(senders);
     options.overlap = overlap_of(overlap);
     options.repair = repair;
-    Sender& target = sender();
     // Not yet open, there is nothing to abort: an interrupted call is given up once it has returned.
     bool interrupted = false;
     Status status;
@@ -108,8 +126,7 @@ class PySender {
     for (const nb::handle item : items) {
       const auto [name, object] = named_item(item);
       const Tensor tensor = reader.read(object, name);
-      const auto steps = tensor.packed() ? std::span<const std::int64_t>() : tensor.steps();
-      views.emplace_back(name, TensorView{tensor.data, {steps.begin(), steps.end()}});
+      views.emplace_back(name, view_of(tensor));
       bytes += tensor.bytes();
     }
     Sender& target = sender();
@@ -190,6 +207,7 @@ void init_sender(nb::module_& module) {
           nb::arg("staging_buffers"), nb::arg("threads"), nb::arg("fingerprints"), nb::arg("connect_timeout_ms"), nb::arg("deadline_ms"))
       .def_prop_ro("receivers", &PySender::receivers)
       .def_prop_ro("closed", &PySender::closed)
+      .def("wants_value", &PySender::wants_value, nb::arg("name"))
       .def("open", &PySender::open, nb::arg("version"), nb::arg("entries"), nb::arg("scopes"), nb::arg("senders"), nb::arg("overlap"),
            nb::arg("repair"))
       .def("order", &PySender::order)

@@ -82,6 +82,16 @@ TEST_F(SessionFlowTest, FailsAWaitingSenderWhenItsSessionFails) {
   EXPECT_TRUE(hear_error(0, kFirst).failure);
 }
 
+TEST_F(SessionFlowTest, HearsNothingNewInAnErrorBehindAReject) {
+  flow.begin(kVersion, kFirst);
+  hear_opened(0, kFirst);
+  hear_opened(1, kFirst);
+  hear(0, kFirst, wire::Reject{2, {}});
+  EXPECT_FALSE(hear_error(0, kFirst).failure) << "the defects say more";
+  EXPECT_TRUE(flow.receivers()[0].opened);
+  EXPECT_TRUE(hear_error(1, kFirst).failure) << "of a receiver that did not refuse";
+}
+
 TEST_F(SessionFlowTest, KeepsTheOpenedOfTheNextUpdateWhenThisOneEnds) {
   flow.begin(kVersion, std::nullopt);
   hear_opened(0, kFirst);

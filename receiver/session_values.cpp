@@ -9,8 +9,9 @@ Status SessionControl::read_constants(Attested& attested) const {
   if (env_.hooks->launch_constants == nullptr) return ok_status();
   return call_hook("launch_constants", [&]() -> Status {
     Result<std::vector<std::optional<double>>> said = env_.values->by_constant(env_.hooks->launch_constants());
-    if (said.ok()) attested.constants = std::move(said).value();
-    return said.status();
+    if (!said.ok()) return said.status();
+    attested.constants = std::move(said).value();
+    return ok_status();
   });
 }
 

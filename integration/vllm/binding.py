@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ import headrace
 import torch
 from torch import nn
 
-from .shadow import Shadow, Written, extent, in_layers, random_tensor, same_bytes
+from .shadow import Shadow, Written, digest, extent, in_layers, random_tensor, same_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +116,7 @@ class Binder:
                 continue
             seen = self.seen.setdefault(param, _Seen())
             seen.sources.update(written.sources)
-            seen.digest = _digest(expected[param])
+            seen.digest = digest(expected[param])
             if not written.sources:
                 seen.problem = "vLLM's loader writes it from a value that cannot be followed"
             result = after.get(param)
@@ -240,7 +239,7 @@ class Binder:
         outside = set(lone.written) - set(params)
         if any(lone.written[p].sources for p in outside):
             return f"vLLM's load_weights also writes {min(outside)} when it is given its tensors alone"
-        different = next((p for p in params if _digest(lone.shadow_of(p)) != self.seen[p].digest), "")
+        different = next((p for p in params if digest(lone.shadow_of(p)) != self.seen[p].digest), "")
         return f"vLLM's load_weights makes other bytes of {different} when it is given its tensors alone" if different else ""
 
     def _lay_out(self, binding: Binding, best: _Offer | None) -> None:
@@ -324,10 +323,6 @@ class _Offer:
                 self.equal[param] = storage
             else:
                 self.reasons[param] = f"{self.label}: its placements give other bytes than vLLM's loader"
-
-
-def _digest(tensor: torch.Tensor) -> bytes:
-    return hashlib.blake2b(tensor.contiguous().reshape(-1).view(torch.uint8).numpy(), digest_size=16).digest()
 
 
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .shadow import same_bytes
+from .shadow import digest
 
 
 def derivations(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, nn.Module, Callable[[], Any]]]:
@@ -42,7 +42,7 @@ def unrepeatable(model: nn.Module, dtype: torch.dtype) -> dict[str, str]:
     """Runs every derivation again, on unchanged weights: {tensor: what is different then}. Empty: they may be run after each update."""
     problems: dict[str, str] = {}
     for name, module, call in derivations(model, dtype):
-        before = {key: (_place(tensor), tensor.clone()) for key, (tensor, _) in _state(module).items()}
+        before = {key: (_place(tensor), digest(tensor)) for key, (tensor, _) in _state(module).items()}
         try:
             with torch.no_grad():
                 call()
@@ -56,7 +56,7 @@ def unrepeatable(model: nn.Module, dtype: torch.dtype) -> dict[str, str]:
                 problems[full] = "is gone" if key not in after else "is new"
             elif after[key][1] and _place(after[key][0]) != before[key][0]:
                 problems[full] = "lies elsewhere"
-            elif not same_bytes(after[key][0], before[key][1]):
+            elif digest(after[key][0]) != before[key][1]:
                 problems[full] = "has other bytes"
     return problems
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,6 +160,12 @@ def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch.equal(_bits(a), _bits(b)))
 
 
+def digest(tensor: torch.Tensor) -> bytes:
+    """Of a tensor's elements in row-major order, bit by bit."""
+    bits = _bits(tensor)
+    return hashlib.blake2b(bits.numpy() if bits.numel() else b"", digest_size=16).digest()
+
+
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach().contiguous()
     return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.reshape(-1)
@@ -174,6 +181,3 @@ def in_layers(names: Iterable[str]) -> Iterator[list[str]]:
         key = ("", "") if number is None else (".".join(parts[:number]), parts[number])
         layers.setdefault(key, []).append(name)
     yield from layers.values()
-
-
-Loader = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]

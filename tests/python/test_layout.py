@@ -147,3 +147,18 @@ def test_groups_are_described_and_checked():
         layout.with_groups([headrace.Group("pair", entries=[("q", "F32", (2,))], outputs=["missing"])])
     with pytest.raises(headrace.InvalidArgument, match="has a rule already"):
         layout.with_groups([headrace.Group("pair", entries=[("a.weight", "F32", (4,))], outputs=[layout.storages[0].name])])
+
+
+def test_dropped_names_may_come_and_are_left_aside():
+    table = headrace.StorageTable.from_tensors({"a": np.zeros(4, np.float32)})
+    brought = {"a": np.ones(4, np.float32), "aside": np.ones(3, np.float32)}
+    with (
+        headrace.Receiver(table, job="dropping-not") as receiver,
+        pytest.raises(headrace.Error, match="aside"),
+        receiver.update("run/1") as update,
+    ):
+        update.load(brought)
+    layout = headrace.Layout.identity(table).dropping(["aside"])
+    with headrace.Receiver(table, layout, job="dropping") as receiver, receiver.update("run/1") as update:
+        update.load(brought)
+    assert update.receipt.tensors == 1

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/transport/run_directory.h"
 #include "python/src/bucket.h"
 #include "python/src/errors.h"
 #include "python/src/hooks.h"
@@ -94,12 +95,16 @@ struct Kept {
 class PyReceiver {
  public:
   PyReceiver(nb::object table, nb::object layout, const ReceiverOptions& options, const nb::dict& hooks, const nb::dict& staged)
-      : table_object_(std::move(table)), hooks_(hooks, staged, table_object_, *device_), groups_(nb::inst_ptr<PyLayout>(layout)->model()) {
+      : table_object_(std::move(table)),
+        hooks_(hooks, staged, table_object_, *device_),
+        job_(options.job),
+        groups_(nb::inst_ptr<PyLayout>(layout)->model()) {
     const ModelLayout& model = nb::inst_ptr<PyLayout>(layout)->model();
     const StorageTable& storages = nb::inst_ptr<PyTable>(table_object_)->table();
     EngineHooks engine = hooks_.engine_hooks();
     std::optional<Result<std::unique_ptr<Receiver>>> started;
     waits_.run([&] { started = Receiver::start(options, model, storages, *device_, std::move(engine)); }, [] {});
+    if (!started->ok()) leave_run_directory();
     receiver_ = value_or_raise(std::move(*started));
   }
   ~PyReceiver() { close(); }
@@ -109,7 +114,9 @@ class PyReceiver {
   /// Views that Python kept of scratch memory go on holding it; everything else of the receiver is gone when this returns.
   void close() {
     const nb::gil_scoped_release without_gil;  // its threads may be in a hook
+    if (receiver_ == nullptr) return;
     receiver_.reset();
+    leave_run_directory();
   }
   bool closed() const noexcept { return receiver_ == nullptr; }
   std::string endpoint() { return open().endpoint(); }
@@ -183,10 +190,16 @@ class PyReceiver {
   /// The last batch of a call holds back the members of groups that are not whole.
   void load_batch(const std::vector<NamedView>& views, bool last);
 
+  /// The guard page and the job's folder belong to all ranks: the last one to leave, and be it for a failed start, takes them along.
+  void leave_run_directory() const {
+    if (const Result<RunDirectory> directory = RunDirectory::open(job_); directory.ok()) directory.value().clean(false);
+  }
+
   // Before the receiver, which uses them until it ends.
   nb::object table_object_;
   std::unique_ptr<LeasingDevice> device_ = std::make_unique<LeasingDevice>();
   PyHooks hooks_;
+  std::string job_;
   GroupWatch groups_;
   std::vector<Kept> kept_;
   std::unique_ptr<Receiver> receiver_;

@@ -15,12 +15,12 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def run_directory(monkeypatch):
-    """Sockets and guard pages lie here, in a path short enough for a socket; nothing of them may be left."""
+    """Sockets, locks and guard pages lie here, in a path short enough for a socket; nothing of them may be left."""
     folder = tempfile.mkdtemp(prefix="hr-", dir="/tmp")
     monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
     yield folder
     gc.collect()
-    left = [os.path.join(path, name) for path, _, names in os.walk(folder) for name in names if not name.endswith(".guard")]
+    left = [os.path.join(path, name) for path, _, names in os.walk(folder) for name in names]
     shutil.rmtree(folder)
     assert not left
 

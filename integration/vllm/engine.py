@@ -76,7 +76,7 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
 
         Raises headrace.Unsupported with every parameter that can be written neither in place nor through vLLM's loader.
         """
-        self.shutdown()
+        self._unbind()
         logger.info("headrace %s in %s", headrace.__version__, check_release())
         brought = [
             Brought(name, _dtype(name, dtype), tuple(shape))
@@ -153,7 +153,17 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
         self._session = False
 
     def shutdown(self) -> None:
-        """Lets the trainer go; serving goes on. init_transfer_engine() may follow."""
+        """Lets the trainer go; serving goes on. init_transfer_engine() may follow.
+
+        A rank that is torn keeps its receiver, and with it the guard closed, until the next trainer comes or the process ends.
+        """
+        if self.receiver is not None and not self.receiver.closed and self.receiver.status().state in ("torn", "in_doubt"):
+            logger.error("headrace: this rank is torn and must not serve: its guard stays closed until another trainer comes")
+            self._session = False
+            return
+        self._unbind()
+
+    def _unbind(self) -> None:
         if self.receiver is not None:
             self.receiver.close()
         self.receiver = None

@@ -27,27 +27,42 @@ class Guard:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._page: mmap.mmap | None = None
+        self._file = (0, 0)  # what the page is mapped from
         self._left: dict[int, int] = {}
         if self._open():
             self._left = {rank: self._word(rank) for rank in range(self._ranks())}
 
     def shut(self) -> bool:
-        if self._page is None and not self._open():
-            return False
-        slots = [self._slot(rank) for rank in range(self._ranks())]
+        slots = self._slots()
+        if {slot[0] for slot in slots} <= {_NONE} and self._replaced() and self._open():
+            slots = self._slots()
         states = {slot[0] for slot in slots}
-        return states != {_NONE} and (states != {_COMMITTED} or len(set(slots)) != 1)
+        return not states <= {_NONE} and (states != {_COMMITTED} or len(set(slots)) != 1)
+
+    def _replaced(self) -> bool:
+        """Whether another page stands there: the last receiver that ends takes its page along, and the next one makes a new one."""
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) != self._file
 
     def _open(self) -> bool:
         try:
             with open(self.path, "rb") as file:
                 page = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                found = os.fstat(file.fileno())
         except (FileNotFoundError, ValueError):
             return False
         if page[:8] != b"HARGARD1":
             raise ValueError(f"{self.path} is no guard page")
         self._page = page
+        self._file = (found.st_dev, found.st_ino)
+        self._left = {}
         return True
+
+    def _slots(self) -> list[tuple[int, int, int]]:
+        return [] if self._page is None else [self._slot(rank) for rank in range(self._ranks())]
 
     def _ranks(self) -> int:
         return struct.unpack_from("<I", self._page, 12)[0]

@@ -305,6 +305,8 @@ def test_a_loader_that_raises_leaves_the_rank_torn_and_the_next_update_heals_it(
     status = pair.worker.hr_status()
     assert (status["state"], status["serving"]) == ("torn", False)
     assert not pair.worker._weight_update_active
+    pair.worker.shutdown_weight_transfer_engine()
+    assert pair.worker.hr_status()["state"] == "torn", "a torn rank gave its guard away"
     failing.clear()
     pair.trainer.send_weights()
     assert pair.worker.hr_status()["serving"]

@@ -155,6 +155,18 @@ def test_what_an_engine_that_died_left_on_the_page_stops_nobody(job: str) -> Non
     assert not guard_of(job, "vllm").shut()
 
 
+def test_the_page_of_a_receiver_that_came_later_is_found(job: str) -> None:
+    guard = guard_of(job, "vllm")
+    for run in ("first", "second"):
+        table = headrace.StorageTable.from_tensors({"a": torch.zeros(4), "b": torch.zeros(4)})
+        with headrace.Receiver(table, job=job, engine="vllm") as receiver, receiver.update(f"{run}/1") as update:
+            update.load({"a": BOTH["a"]})
+            assert guard.shut()
+            update.load({"b": BOTH["b"]})
+        assert not guard.shut()
+        guard.path.unlink(missing_ok=True)
+
+
 def test_the_job_must_be_named(job: str) -> None:
     with pytest.raises(ValueError, match="additional-config"):
         HeadraceScheduler(models.vllm_config_of(models.LLAMA))

@@ -32,6 +32,8 @@ import peers
 
 ROUNDS = 5
 BUCKETS_MB = (64, 512)
+# In direct delivery verl's wire carries no weights.
+DIRECT_BUCKET_MB = 16
 TARGETS = {"extension": {"large": 1.2, "tiny": 1.2}, "both": {"large": 2.0, "tiny": 10.0}}
 
 
@@ -84,11 +86,11 @@ def stock_update(source: dict, handle: str, pipe: Any, bucket_mb: int) -> None:
 class BothEnds:
     """Trainer and CheckpointEngineWorker of our backend, in this process; verl's own sender between the latter and the engine worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, bucket_mb: int) -> None:
         from headrace.integration.verl.backend import HeadraceCheckpointEngine
 
         new = HeadraceCheckpointEngine
-        self._actor, self._rollout = new(bucket_size=1 << 20, is_master=True), new(bucket_size=1 << 20)
+        self._actor, self._rollout = new(bucket_size=bucket_mb << 20, is_master=True), new(bucket_size=bucket_mb << 20)
         self._module = peers.verl_module()
 
     def update(self, source: dict, handle: str, pipe: Any, bucket_mb: int) -> None:
@@ -138,7 +140,7 @@ def verl_rows(wanted: Callable[[str], bool], row: Callable[..., dict]) -> list[d
             if kind == "extension":
                 value = min(measure(work, our_receiver, stock_update, megabytes) for megabytes in BUCKETS_MB)
             else:
-                value = measure(work, our_receiver, BothEnds().update, 16)
+                value = measure(work, our_receiver, BothEnds(DIRECT_BUCKET_MB).update, DIRECT_BUCKET_MB)
             target = TARGETS[kind][work]
             name = f"verl/{kind}/{work}"
             each = f"{value / count * 1e6:.3g} us a tensor"

@@ -238,6 +238,12 @@ class HeadraceCheckpointEngine(CheckpointEngine):
                     trainer.send(Verdict().dump(), "which waits for an answer")
                 else:
                     announcement = replace(Announcement.parse(message), verdict=f"{handle}-verdict.sock")
+                    size = len(announcement.dump())
+                    if size > self._bucket_bytes:
+                        raise headrace.InvalidArgument(
+                            f"an announcement of {size} bytes does not fit into a bucket of {self._bucket_bytes}: "
+                            "raise checkpoint_engine.update_weights_bucket_megabytes"
+                        )
                     with PeerSocket(context, zmq.REP, announcement.verdict, self._wait_s) as engine:
                         yield CONTROL, torch.frombuffer(bytearray(announcement.dump()), dtype=torch.uint8)
                         yield FILLER, torch.zeros(self._bucket_bytes, dtype=torch.uint8)

@@ -296,6 +296,25 @@ def test_where_one_engine_cannot_be_bound_all_are_reached_through_verls_wire(clu
     assert able.engine.holds(bindable(4))
 
 
+def test_an_announcement_that_does_not_fit_into_a_bucket_is_refused_with_the_option_to_raise() -> None:
+    options = {"wait_s": 2.0}
+    small = CheckpointEngineRegistry.new("headrace", bucket_size=1_000, **options)
+    actor = CheckpointEngineRegistry.new("headrace", bucket_size=1_000, is_master=True, **options)
+    topology = CheckpointEngineRegistry.get("headrace").build_topology(1, 1, [actor.prepare(), small.prepare()])
+    for engine, kwargs in zip((actor, small), topology, strict=True):
+        engine.init_process_group(**{name: values[0] for name, values in kwargs.items()})
+    sending = start(lambda: asyncio.run(actor.send_weights(iter(bindable(1).items()))))
+
+    async def first() -> None:
+        async for _ in small.receive_weights():
+            pass
+
+    with pytest.raises(headrace.InvalidArgument, match="raise checkpoint_engine.update_weights_bucket_megabytes"):
+        asyncio.run(first())
+    with pytest.raises(headrace.Unavailable):
+        sending.result(WAIT_S)
+
+
 @pytest.mark.parametrize("data", [b"", b"[]", b"7", b'["a"]'])
 def test_what_is_no_verdict_is_refused(data: bytes) -> None:
     with pytest.raises(headrace.InvalidArgument, match="no verdict"):

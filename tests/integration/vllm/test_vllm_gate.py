@@ -151,6 +151,7 @@ def test_what_an_engine_that_died_left_on_the_page_stops_nobody(job: str) -> Non
             raise ZeroDivisionError
         torn = guard.path.read_bytes()
         assert torn != page
+    guard.path.parent.mkdir(mode=0o700, exist_ok=True)
     guard.path.write_bytes(torn)
     assert not guard_of(job, "vllm").shut()
 

@@ -17,6 +17,8 @@ __all__ = ["PeerFailed", "PeerGone", "PeerSocket", "PeerTimeout"]
 
 # The last acknowledgement may still be on its way when a socket closes.
 _LINGER_MS = 5_000
+# Whoever connects is often first, by less than ZeroMQ's own 100 ms.
+_RECONNECT_MS = 5
 
 
 class PeerTimeout(DeadlineExceeded):
@@ -46,6 +48,7 @@ class PeerSocket:
         self._bound = None
         self._socket = context.socket(kind)
         self._socket.linger = _LINGER_MS
+        self._socket.reconnect_ivl = _RECONNECT_MS
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)

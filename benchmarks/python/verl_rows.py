@@ -33,7 +33,7 @@ import peers
 ROUNDS = 5
 BUCKETS_MB = (64, 512)
 # In direct delivery verl's wire carries no weights.
-DIRECT_BUCKET_MB = 16
+DIRECT_BUCKET_MB = 2
 TARGETS = {"extension": {"large": 1.2, "tiny": 1.2}, "both": {"large": 2.0, "tiny": 10.0}}
 
 

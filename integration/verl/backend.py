@@ -143,7 +143,7 @@ class HeadraceCheckpointEngine(CheckpointEngine):
             return self._send_by_wire(weights)
         held: dict[str, torch.Tensor] | None = None
         if not self._tensors:
-            held = {name: _on_host(name, tensor).clone() for name, tensor in weights}
+            held = {name: _on_host(name, tensor).detach().clone() for name, tensor in weights}
             self._tensors = tuple((name, DTYPES[str(tensor.dtype)].travels, tuple(tensor.shape)) for name, tensor in held.items())
             self._table = dump_tensors(self._tensors)
         self._updates += 1
@@ -275,7 +275,7 @@ class _Announced:
 def _on_host(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_cpu:
         raise headrace.Unsupported(f"{name} is on {tensor.device}: this version sends host memory only", name=name)
-    return tensor.detach()
+    return tensor
 
 
 def _batches(weights: Iterable[tuple[str, torch.Tensor]], tensors_max: int) -> Iterator[list[tuple[str, torch.Tensor]]]:

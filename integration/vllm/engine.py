@@ -62,6 +62,7 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
         super().__init__(config, vllm_config, device, model)
         self.binding: Binding | None = None
         self.receiver: headrace.Receiver | None = None
+        self._bound_for: HeadraceInitInfo | None = None
         self._deadline_ms = 0
         self._places: dict[str, tuple] = {}
         self._session = False  # between the worker's start and finish: no forward pass runs
@@ -72,10 +73,20 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
     # What the worker calls.
 
     def init_transfer_engine(self, init_info: HeadraceInitInfo) -> None:
-        """Binds the model and starts listening. A trainer that comes later replaces the one before.
+        """Binds the model and starts listening. A trainer that comes later replaces the one before; a torn rank stays bound as it is, and
+        its guard closed.
 
-        Raises headrace.Unsupported with every parameter that can be written neither in place nor through vLLM's loader.
+        Raises headrace.Unsupported with every parameter that can be written neither in place nor through vLLM's loader, and
+        headrace.FailedPrecondition where a torn rank would have to be bound anew: its guard would open on what it holds.
         """
+        if self._is_torn():
+            if init_info != self._bound_for:
+                raise headrace.FailedPrecondition(
+                    "this rank is torn, and its trainer brings other tensors or terms than the one before: bring the same, or start the "
+                    "engine anew",
+                    rank=self._place()[0],
+                )
+            return
         self._unbind()
         logger.info("headrace %s in %s", headrace.__version__, check_release())
         brought = [
@@ -99,6 +110,7 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
             )
         self._report(binding)
         self.binding = binding
+        self._bound_for = init_info
         self._places = {name: _place(tensor) for name, tensor in self._locate().items()}
         self._deadline_ms = init_info.deadline_ms
         rank, ranks = self._place()
@@ -155,19 +167,23 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
     def shutdown(self) -> None:
         """Lets the trainer go; serving goes on. init_transfer_engine() may follow.
 
-        A rank that is torn keeps its receiver, and with it the guard closed, until the next trainer comes or the process ends.
+        A rank that is torn keeps its receiver, and with it the guard closed, until the next trainer's update or the end of the process.
         """
-        if self.receiver is not None and not self.receiver.closed and self.receiver.status().state in ("torn", "in_doubt"):
-            logger.error("headrace: this rank is torn and must not serve: its guard stays closed until another trainer comes")
+        if self._is_torn():
+            logger.error("headrace: this rank is torn and must not serve: its guard stays closed until another trainer's update")
             self._session = False
             return
         self._unbind()
+
+    def _is_torn(self) -> bool:
+        return self.receiver is not None and not self.receiver.closed and self.receiver.status().state in ("torn", "in_doubt")
 
     def _unbind(self) -> None:
         if self.receiver is not None:
             self.receiver.close()
         self.receiver = None
         self.binding = None
+        self._bound_for = None
         self._session = False
 
     # What people ask.

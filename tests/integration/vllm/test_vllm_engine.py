@@ -308,6 +308,11 @@ def test_a_loader_that_raises_leaves_the_rank_torn_and_the_next_update_heals_it(
     pair.worker.shutdown_weight_transfer_engine()
     assert pair.worker.hr_status()["state"] == "torn", "a torn rank gave its guard away"
     failing.clear()
+    info = pair.trainer._worker_init_info()
+    with pytest.raises(headrace.FailedPrecondition, match="this rank is torn"):
+        pair.worker.init_weight_transfer_engine({**info, "threads": 2})
+    pair.worker.init_weight_transfer_engine(info)
+    assert pair.worker.hr_status()["state"] == "torn", "the next trainer opened the guard of a torn rank"
     pair.trainer.send_weights()
     assert pair.worker.hr_status()["serving"]
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from headrace.errors import InvalidArgument, Unsupported
 
-from .unpickle import Dtype, RefusedPickle
+from .unpickle import DIMENSIONS_MAX, Dtype, RefusedPickle, short
 
 __all__ = ["Bucket", "BucketWriter", "Entry", "TableCache", "entry_of"]
 
@@ -37,12 +37,14 @@ def entry_of(meta: object, memory_bytes: int) -> Entry:
     if type(shape) is list:
         shape = tuple(shape)
     if type(name) is not str or type(offset) is not int or type(shape) is not tuple or type(dtype) is not Dtype:
-        raise RefusedPickle(f"entry {name!r}: name, offset, shape and dtype are expected, it has {sorted(map(str, meta))}")
-    if not all(type(extent) is int and extent >= 0 for extent in shape):
-        raise RefusedPickle(f"entry {name!r}: shape {shape!r}")
+        raise RefusedPickle(f"entry {short(name)}: name, offset, shape and dtype are expected, it has {short(sorted(map(str, meta)))}")
+    if len(shape) > DIMENSIONS_MAX:
+        raise RefusedPickle(f"entry {short(name)}: {len(shape)} dimensions, at most {DIMENSIONS_MAX}")
+    if not all(type(extent) is int and 0 <= extent < 1 << 63 for extent in shape):
+        raise RefusedPickle(f"entry {short(name)}: shape {short(shape)}")
     entry = Entry(name, offset, shape, dtype)
     if offset < 0 or offset + entry.nbytes > memory_bytes:
-        raise RefusedPickle(f"entry {name!r}: bytes {offset} to {offset + entry.nbytes} of a buffer of {memory_bytes}")
+        raise RefusedPickle(f"entry {short(name)}: bytes {offset} to {offset + entry.nbytes} of a buffer of {memory_bytes}")
     return entry
 
 
@@ -134,6 +136,11 @@ class BucketWriter:
         """Adds one tensor; may call `full`, `may_write` and `oversized`."""
         if not tensor.is_cpu:
             raise Unsupported(f"{name} is on {tensor.device}: this version sends tensors of host memory only", name=name)
+        if tensor.is_neg() or tensor.is_conj():
+            # Memory is copied, and torch computes as it reads from there.
+            tensor = tensor.resolve_neg().resolve_conj()
+        if tensor.nbytes and not tensor.data_ptr():
+            raise InvalidArgument(f"{name} has no memory: a wrapper, a fake, or a tensor whose storage was given back", name=name)
         if name in self._names:
             raise InvalidArgument(f"{name} came twice in one update", name=name)
         self._names.add(name)

@@ -9,6 +9,8 @@ import os
 import re
 import uuid
 
+from .unpickle import short
+
 __all__ = ["Segment", "attach", "open_tensor"]
 
 _FOLDER = "/dev/shm"
@@ -59,7 +61,7 @@ def attach(name: str, size: int) -> mmap.mmap:
     try:
         there = os.fstat(descriptor).st_size
         if type(size) is not int or not 0 < size <= there:
-            raise ValueError(f"shared segment {name}: {size} bytes are announced, it has {there}")
+            raise ValueError(f"shared segment {name}: {short(size)} bytes are announced, it has {there}")
         return mmap.mmap(descriptor, size)
     finally:
         os.close(descriptor)
@@ -82,5 +84,5 @@ def tensor_handle(segment: Segment, size: int, dtype: str, shape: tuple) -> tupl
 
 def _path(name: str) -> str:
     if type(name) is not str or not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a shared segment")
+        raise ValueError(f"{short(name)} is no name of a shared segment")
     return f"{_FOLDER}/{name}"

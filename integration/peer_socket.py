@@ -4,6 +4,7 @@ The peers' own loops block without a limit. Here a wait ends with a message, wit
 PeerTimeout.
 """
 
+import math
 import os
 import stat
 import time
@@ -40,7 +41,7 @@ class PeerSocket:
     """
 
     def __init__(self, context: zmq.Context, kind: int, handle: str, wait_s: float):
-        if wait_s <= 0:
+        if not 0 < wait_s < math.inf:
             raise ValueError(f"a wait of {wait_s} s")
         self._handle = handle
         self._asks = kind == zmq.REQ

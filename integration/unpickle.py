@@ -7,12 +7,13 @@ message holds is refused by name before it has any effect; size, number of value
 """
 
 import pickletools
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from headrace.errors import InvalidArgument
 
-__all__ = ["DTYPES", "Constructor", "Dtype", "Limits", "Reference", "RefusedPickle", "loads", "shape_of"]
+__all__ = ["DIMENSIONS_MAX", "DTYPES", "Constructor", "Dtype", "Limits", "Reference", "RefusedPickle", "loads", "shape_of", "short"]
 
 
 class RefusedPickle(InvalidArgument):
@@ -68,18 +69,29 @@ _ITEM_SIZES = {
 }
 DTYPES: Mapping[str, Dtype] = {f"torch.{name}": Dtype(name, size) for size, names in _ITEM_SIZES.items() for name in names.split()}
 
-_DIMENSIONS_MAX = 64
+DIMENSIONS_MAX = 64
 _NAME_BYTES_MAX = 64 << 10
 _BLOB_BYTES_MAX = 1 << 20
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
+_SHORT.maxstring = 200
+
+
+def short(value: object) -> str:
+    """A value of a message for the words of an error. Tuples and strings that a message uses again and again may be endless when all of
+    them are written out."""
+    return _SHORT.repr(value)
+
+
 def shape_of(arguments: tuple) -> tuple[int, ...]:
     """torch.Size as a plain tuple, from the arguments of its constructor."""
-    if len(arguments) != 1 or type(arguments[0]) is not tuple or len(arguments[0]) > _DIMENSIONS_MAX:
-        raise RefusedPickle(f"torch.Size takes one tuple of at most {_DIMENSIONS_MAX} dimensions")
+    if len(arguments) != 1 or type(arguments[0]) is not tuple or len(arguments[0]) > DIMENSIONS_MAX:
+        raise RefusedPickle(f"torch.Size takes one tuple of at most {DIMENSIONS_MAX} dimensions")
     for extent in arguments[0]:
         if type(extent) is not int or not 0 <= extent < 1 << 63:
-            raise RefusedPickle(f"torch.Size with a dimension of {extent!r}")
+            raise RefusedPickle(f"torch.Size with a dimension of {short(extent)}")
     return arguments[0]
 
 

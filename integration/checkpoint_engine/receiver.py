@@ -21,7 +21,7 @@ from headrace.errors import Unsupported
 from ..buckets import Bucket, TableCache, entry_of
 from ..host_memory import attach
 from ..peer_socket import PeerFailed, PeerSocket
-from ..unpickle import Constructor, Reference, RefusedPickle, loads
+from ..unpickle import Constructor, Reference, RefusedPickle, loads, short
 
 __all__ = ["receive_into", "serve", "update_weights_from_ipc"]
 
@@ -41,7 +41,7 @@ class _Table(tuple):
 
 
 def _given(arguments: tuple) -> _Given:
-    return _Given(*(str(argument) for argument in arguments))
+    return _Given(*(argument if type(argument) is str else short(argument) for argument in arguments))
 
 
 def _open_ours(arguments: tuple) -> object:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -63,8 +64,11 @@ class Announcement:
         head, _, tensors = data.partition(b"\n")
         try:
             fields = json.loads(head)
-            return cls(str(fields["job"]), str(fields["version"]), float(fields["wait_s"]), tensors, str(fields["verdict"]))
-        except (ValueError, KeyError, TypeError) as error:
+            wait_s = float(fields["wait_s"])
+            if not 0 < wait_s < math.inf:  # nothing would end a wait for a number that is none
+                raise ValueError(f"a wait of {wait_s} s")
+            return cls(str(fields["job"]), str(fields["version"]), wait_s, tensors, str(fields["verdict"]))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise headrace.InvalidArgument(f"no announcement of an update: {type(error).__name__}: {error}") from error
 
 
@@ -76,7 +80,7 @@ def parse_tensors(data: bytes) -> tuple[Tensor, ...]:
     """Raises headrace.InvalidArgument."""
     try:
         return tuple((str(name), str(dtype), tuple(int(extent) for extent in shape)) for name, dtype, shape in json.loads(data))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise headrace.InvalidArgument(f"no table of an update's tensors: {type(error).__name__}: {error}") from error
 
 
@@ -95,7 +99,7 @@ class Verdict:
         """Raises headrace.InvalidArgument."""
         try:
             reason, once = json.loads(data)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise headrace.InvalidArgument(f"no verdict: {type(error).__name__}: {error}") from error
         return cls(str(reason), bool(once))
 

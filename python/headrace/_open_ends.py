@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import weakref
 
 _ends: weakref.WeakSet = weakref.WeakSet()
@@ -19,4 +20,7 @@ def discard(end) -> None:
 @atexit.register
 def _close_all() -> None:
     for end in list(_ends):
-        end.close()
+        try:
+            end.close()
+        except Exception:  # the others are closed all the same
+            logging.getLogger(__name__).exception("%s could not be closed", type(end).__name__)

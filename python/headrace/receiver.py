@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from . import _core, _open_ends
+from .errors import InvalidArgument
 from .records import Fingerprint, Receipt, Status
 from .views import View
 
@@ -131,6 +132,9 @@ class Receiver:
         deadline_ms: int = 0,
     ) -> None:
         hooks = hooks or Hooks()
+        for name, hook in [*((name, getattr(hooks, name)) for name in _PLAIN), *hooks.staged.items()]:
+            if hook is not None and not callable(hook):
+                raise InvalidArgument(f"hook {name}: {hook!r} cannot be called", name=name)
         layout = layout if layout is not None else _core.Layout.identity(table)
         groups = layout.group_shapes if hooks.staged else {}
         self.job = job
@@ -201,7 +205,8 @@ class Receiver:
         self._core.notify(event)
 
     def close(self) -> None:
-        """Stops listening and ends all threads. Senders of an open session see a lost peer."""
+        """Stops listening and ends all threads; what other threads are waiting for here ends with Cancelled. Senders of an open session see
+        a lost peer. Refused in a hook."""
         self._core.close()
         _open_ends.discard(self)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from . import _core, _open_ends
+from .errors import InvalidArgument
 from .records import ReceiverInfo, Report
 
 _BATCH_TENSORS = 1024
@@ -22,6 +23,24 @@ class Part:
     tensor: Any
     shape: Sequence[int]
     box: tuple[Sequence[int], Sequence[int]]
+
+
+def _pairs(tensors: Iterable) -> Iterator[tuple[str, Any]]:
+    """Items as (name, tensor); raises InvalidArgument for what is none."""
+    for item in tensors:
+        if not isinstance(item, (tuple, list)) or len(item) != 2 or not isinstance(item[0], str) or not _is_text(item[0]):
+            text = repr(item)
+            raise InvalidArgument(f"expected (name, tensor), not {text if len(text) <= 400 else f'{text[:400]}...'}")
+        yield item[0], item[1]
+
+
+def _is_text(name: str) -> bool:
+    """False for halves of surrogate pairs, which nothing can carry."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _entry(name: str, tensor: Any, value: Any) -> tuple[tuple, int]:
@@ -63,7 +82,7 @@ class _Source:
         else:
             self.held = list(source.items()) if isinstance(source, Mapping) else list(source)
             self.stream = lambda: self.held
-        for name, tensor in self.stream():
+        for name, tensor in _pairs(self.stream()):
             entry, size = _entry(name, tensor, _bare(tensor) if wants_value(name) else None)
             self.entries.append(entry)
             self.total += size
@@ -73,7 +92,7 @@ class _Source:
         tensors = self.stream() if self.held is None else (self.held[i] for i in order())
         batch: list[tuple[str, Any]] = []
         size = 0
-        for name, tensor in tensors:
+        for name, tensor in _pairs(tensors):
             tensor = _bare(tensor)
             batch.append((name, tensor))
             size += getattr(tensor, "nbytes", 0)
@@ -135,7 +154,7 @@ class SenderUpdate:
     def add(self, tensors: Iterable[tuple[str, Any]]) -> int:
         """Sends these tensors oneself, instead of leaving it to the source. Their bytes may be reused when it returns."""
         self._sent = True
-        return self._sender._core.add([(name, _bare(tensor)) for name, tensor in tensors])
+        return self._sender._core.add([(name, _bare(tensor)) for name, tensor in _pairs(tensors)])
 
     def send(self) -> None:
         """Sends all tensors of the source. Called at the end of the `with`, unless it or add() was before."""
@@ -267,7 +286,7 @@ class Sender:
             self._core.abort(f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Ends the connections; an open update is given up."""
+        """Ends the connections; an open update is given up, also that of another thread, with Cancelled."""
         self._core.close()
         _open_ends.discard(self)
 

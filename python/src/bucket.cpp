@@ -34,8 +34,11 @@ Bucket::Bucket(nb::handle buffer, nb::handle metas) {
     if (nb::len(meta) != 4) refuse("bucket", "expected (name, offset, shape, dtype)");
     const nb::object name_object = meta[0];
     Py_ssize_t size = 0;
-    const char* text = PyUnicode_AsUTF8AndSize(name_object.ptr(), &size);
-    if (text == nullptr) throw nb::python_error();
+    const char* text = PyUnicode_Check(name_object.ptr()) ? PyUnicode_AsUTF8AndSize(name_object.ptr(), &size) : nullptr;
+    if (text == nullptr) {
+      PyErr_Clear();
+      refuse("bucket", fmt::format("its entry {} has a name that is no text of UTF-8", short_repr(name_object)));
+    }
     const std::string_view name(text, static_cast<std::size_t>(size));
     const auto offset = nb::cast<std::int64_t>(meta[1]);
     const std::size_t first = dims_.size();

@@ -2,6 +2,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <string>
 #include <string_view>
 
 #include "core/base/status.h"
@@ -19,6 +20,13 @@ T value_or_raise(Result<T> result) {
   return std::move(result).value();
 }
 [[noreturn]] void refuse(std::string_view name, std::string_view why);
+
+/// Text of an object that str() and UTF-8 may fail for: it is for errors, and raises none.
+std::string plain_text(nanobind::handle object);
+/// repr() of an object, cut where it is long.
+std::string short_repr(nanobind::handle object);
+/// A name as UTF-8, throws headrace.InvalidArgument where it is none.
+std::string name_text(nanobind::handle name);
 
 /// What a Python exception says, as the failure of `what`: a headrace.Error keeps its code, others are kInternal with their type.
 Status status_of(const nanobind::python_error& error, std::string_view what);

@@ -59,6 +59,12 @@ class Leases {
   std::vector<nb::object> given_;
 };
 
+/// Any mapping as a dict.
+nb::dict dict_of(const nb::object& mapping) {
+  if (PyMapping_Check(mapping.ptr()) == 0 || !nb::hasattr(mapping, "keys")) throw nb::cast_error();
+  return nb::cast<nb::dict>(nb::handle(reinterpret_cast<PyObject*>(&PyDict_Type))(mapping));
+}
+
 }  // namespace
 
 Result<std::unique_ptr<DeviceMemory>> LeasingDevice::allocate(const AllocateOptions& options) {
@@ -88,6 +94,19 @@ std::shared_ptr<const DeviceMemory> LeasingDevice::owner_of(const std::byte* add
   }
   return nullptr;
 }
+
+/// While a hook runs: the GIL, and which thread it is.
+class PyHooks::Running {
+ public:
+  explicit Running(PyHooks& hooks) : hooks_(hooks) { hooks_.running_ = std::this_thread::get_id(); }
+  ~Running() { hooks_.running_ = std::thread::id(); }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  PyHooks& hooks_;
+  nb::gil_scoped_acquire with_gil_;
+};
 
 PyHooks::PyHooks(const nb::dict& hooks, const nb::dict& staged, nb::object table, const LeasingDevice& device)
     : hooks_(hooks), staged_(staged), table_object_(std::move(table)), table_(nb::inst_ptr<PyTable>(table_object_)), device_(&device) {}
@@ -119,7 +138,7 @@ Status PyHooks::keep(nb::python_error& error, const std::string& what) {
 }
 
 Status PyHooks::call(const char* name) {
-  const nb::gil_scoped_acquire with_gil;
+  const Running running(*this);
   try {
     const nb::object answer = hooks_[name]();
     if (PyBool_Check(answer.ptr()) && !nb::cast<bool>(answer)) return Status(Code::kFailedPrecondition, "it said no");
@@ -130,25 +149,28 @@ Status PyHooks::call(const char* name) {
 }
 
 std::vector<StorageLocation> PyHooks::locate() {
-  const nb::gil_scoped_acquire with_gil;
+  const Running running(*this);
   try {
     if (!hooks_.contains("locate")) return table_->locate();
     std::vector<StorageLocation> locations;
     TensorReader reader(TensorReader::Hold::kCall);
-    const nb::dict present = nb::cast<nb::dict>(hooks_["locate"]());
+    const nb::dict present = dict_of(hooks_["locate"]());
     for (std::uint32_t i = 0; i < table_->table().size(); ++i) {
       const Storage& storage = table_->table().at(StorageId{i});
-      if (!present.contains(storage.name.c_str())) continue;
-      locations.push_back(table_->location(StorageId{i}, reader.read(present[storage.name.c_str()], storage.name)));
+      const nb::str name(storage.name.c_str(), storage.name.size());
+      if (!present.contains(name)) continue;
+      locations.push_back(table_->location(StorageId{i}, reader.read(present[name], storage.name)));
     }
     return locations;
   } catch (nb::python_error& error) {
     throw Error(keep(error, "it raised"));
+  } catch (const nb::cast_error&) {
+    throw Error(Status(Code::kInvalidArgument, "expected a mapping of storage names to tensors"));
   }
 }
 
 std::vector<std::vector<std::int32_t>> PyHooks::expert_map() {
-  const nb::gil_scoped_acquire with_gil;
+  const Running running(*this);
   try {
     nb::object map = hooks_["expert_map"]();
     if (nb::hasattr(map, "tolist")) map = map.attr("tolist")();
@@ -161,10 +183,10 @@ std::vector<std::vector<std::int32_t>> PyHooks::expert_map() {
 }
 
 std::map<std::string, double> PyHooks::launch_constants() {
-  const nb::gil_scoped_acquire with_gil;
+  const Running running(*this);
   try {
     std::map<std::string, double> constants;
-    for (const auto [name, value] : nb::cast<nb::dict>(hooks_["launch_constants"]())) {
+    for (const auto [name, value] : dict_of(hooks_["launch_constants"]())) {
       constants[nb::cast<std::string>(name)] = nb::cast<double>(nb::float_(nb::borrow(value)));
     }
     return constants;
@@ -176,7 +198,7 @@ std::map<std::string, double> PyHooks::launch_constants() {
 }
 
 Status PyHooks::call_staged(const std::string& hook, const StagedCall& call) {
-  const nb::gil_scoped_acquire with_gil;
+  const Running running(*this);
   try {
     Leases leases;
     const auto lend = [&](std::span<const std::byte> bytes, bool writable) {

@@ -2,10 +2,12 @@
 
 #include <nanobind/nanobind.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/device/device.h"
@@ -42,8 +44,11 @@ class PyHooks {
   /// The calls hold a pointer to this.
   EngineHooks engine_hooks();
   nanobind::object take_cause();
+  /// Whether this thread is in one of them.
+  bool running_here() const noexcept { return running_.load() == std::this_thread::get_id(); }
 
  private:
+  class Running;
   Status call(const char* name);
   Status call_staged(const std::string& hook, const StagedCall& call);
   std::vector<StorageLocation> locate();
@@ -57,6 +62,7 @@ class PyHooks {
   const PyTable* table_;
   const LeasingDevice* device_;
   nanobind::object cause_;
+  std::atomic<std::thread::id> running_;
 };
 
 void init_hooks(nanobind::module_& module);

@@ -16,10 +16,10 @@
 #include "python/src/errors.h"
 #include "python/src/hooks.h"
 #include "python/src/layout.h"
+#include "python/src/open_end.h"
 #include "python/src/records.h"
 #include "python/src/table.h"
 #include "python/src/tensors.h"
-#include "python/src/waits.h"
 #include "receiver/receiver.h"
 
 namespace nb = nanobind;
@@ -103,41 +103,39 @@ class PyReceiver {
     const StorageTable& storages = nb::inst_ptr<PyTable>(table_object_)->table();
     EngineHooks engine = hooks_.engine_hooks();
     std::optional<Result<std::unique_ptr<Receiver>>> started;
-    waits_.run([&] { started = Receiver::start(options, model, storages, *device_, std::move(engine)); }, [] {});
+    end_.waits().run([&] { started = Receiver::start(options, model, storages, *device_, std::move(engine)); }, [] {});
     if (!started->ok()) leave_run_directory();
-    receiver_ = value_or_raise(std::move(*started));
+    end_.set(value_or_raise(std::move(*started)));
   }
-  ~PyReceiver() { close(); }
+  ~PyReceiver() { end(); }
   PyReceiver(const PyReceiver&) = delete;
   PyReceiver& operator=(const PyReceiver&) = delete;
 
   /// Views that Python kept of scratch memory go on holding it; everything else of the receiver is gone when this returns.
   void close() {
-    const nb::gil_scoped_release without_gil;  // its threads may be in a hook
-    if (receiver_ == nullptr) return;
-    receiver_.reset();
-    leave_run_directory();
+    refuse_in_hook("close");
+    end();
   }
-  bool closed() const noexcept { return receiver_ == nullptr; }
-  std::string endpoint() { return open().endpoint(); }
+  bool closed() const noexcept { return end_.closed(); }
+  std::string endpoint() { return end_.get().endpoint(); }
 
   void begin(const std::string& version) {
     const std::optional<WeightVersion> parsed = parse_weight_version(version);
     if (!parsed) raise(Status(Code::kInvalidArgument, fmt::format("version '{}': expected RUN/STEP, such as run-1/17", version)));
+    refuse_in_hook("begin");
+    hooks_.take_cause();
+    run([&](Receiver& receiver) { return receiver.begin(*parsed); });
     kept_.clear();
     groups_.reset();
-    hooks_.take_cause();
-    Receiver& receiver = open();
-    run([&] { return receiver.begin(*parsed); });
   }
   void load(nb::handle tensors);
   void load_bucket(const Bucket& bucket);
   nb::object finish() {
-    Receiver& receiver = open();
+    refuse_in_hook("finish");
     // What misses a member is refused with the member's name.
     if (!kept_.empty()) load_views({}, {});
     std::optional<Result<wire::Receipt>> receipt;
-    run([&] {
+    run([&](Receiver& receiver) {
       receipt = receiver.finish();
       return receipt->status();
     });
@@ -145,44 +143,47 @@ class PyReceiver {
   }
   void abort(const std::string& reason) {
     kept_.clear();
-    Receiver& receiver = open();
-    run([&] { return receiver.abort(reason); });
+    run([&](Receiver& receiver) { return receiver.abort(reason); });
   }
   void notify(const std::string& event) {
     const EngineEvent known = event_of(event);
-    Receiver& receiver = open();
-    run([&] { return receiver.notify(known); });
+    run([&](Receiver& receiver) { return receiver.notify(known); });
   }
   nb::object status() {
-    Receiver& receiver = open();
     wire::StatusReply reply;
-    run([&] {
+    run([&](Receiver& receiver) {
       reply = receiver.status();
       return ok_status();
     });
     return status_record(reply);
   }
   nb::dict fingerprint() {
-    Receiver& receiver = open();
+    refuse_in_hook("fingerprint");
     std::optional<Result<std::vector<wire::TensorFingerprint>>> values;
-    run([&] {
+    run([&](Receiver& receiver) {
       values = receiver.fingerprints();
       return values->status();
     });
     nb::dict all;
-    for (const wire::TensorFingerprint& value : values->value()) all[value.name.c_str()] = fingerprint_record(value);
+    for (const wire::TensorFingerprint& value : values->value())
+      all[nb::str(value.name.c_str(), value.name.size())] = fingerprint_record(value);
     return all;
   }
 
  private:
-  Receiver& open() {
-    if (receiver_ == nullptr) raise(Status(Code::kFailedPrecondition, "the receiver is closed"));
-    return *receiver_;
+  /// What waits for the thread that a hook runs on would wait for ever.
+  void refuse_in_hook(const char* call) const {
+    if (!hooks_.running_here()) return;
+    raise(Status(Code::kFailedPrecondition, fmt::format("{}() in a hook waits for the hook's own end: raise to fail the update", call)));
+  }
+  static void interrupt(Receiver& receiver, const char* why) { (void)receiver.abort(why); }
+  void end() {
+    if (end_.close([](Receiver& receiver) { interrupt(receiver, "the receiver is closed"); })) leave_run_directory();
   }
   template <class Work>
   void run(const Work& work) {
     Status status;
-    waits_.run([&] { status = work(); }, [this] { (void)receiver_->abort("interrupted"); });
+    end_.run([&](Receiver& receiver) { status = work(receiver); }, [](Receiver& receiver) { interrupt(receiver, "interrupted"); });
     if (!status.ok()) raise(status, hooks_.take_cause());
   }
   /// Loads these, and what is kept from earlier calls before them; `keep` says which go to the next call instead.
@@ -202,8 +203,7 @@ class PyReceiver {
   std::string job_;
   GroupWatch groups_;
   std::vector<Kept> kept_;
-  std::unique_ptr<Receiver> receiver_;
-  Waits waits_;
+  OpenEnd<Receiver> end_{"receiver"};
 };
 
 void PyReceiver::load_views(const std::vector<NamedView>& views, const std::vector<bool>& keep) {
@@ -221,8 +221,7 @@ void PyReceiver::load_views(const std::vector<NamedView>& views, const std::vect
     }
   }
   if (now.empty()) return;
-  Receiver& receiver = open();
-  run([&] { return receiver.load(now); });
+  run([&](Receiver& receiver) { return receiver.load(now); });
 }
 
 void PyReceiver::load_batch(const std::vector<NamedView>& views, bool last) {
@@ -233,7 +232,8 @@ void PyReceiver::load_batch(const std::vector<NamedView>& views, bool last) {
 }
 
 void PyReceiver::load(nb::handle tensors) {
-  open();
+  refuse_in_hook("load");
+  (void)end_.get();
   nb::object iterator = nb::steal(PyObject_GetIter(tensors.ptr()));
   if (!iterator.is_valid()) throw nb::python_error();
   bool more = true;
@@ -264,7 +264,8 @@ void PyReceiver::load(nb::handle tensors) {
 }
 
 void PyReceiver::load_bucket(const Bucket& bucket) {
-  open();
+  refuse_in_hook("load");
+  (void)end_.get();
   if (!groups_.none())
     for (const NamedView& view : bucket.views()) groups_.take(view.name);
   load_batch(bucket.views(), true);

@@ -11,9 +11,9 @@
 
 #include "python/src/dtypes.h"
 #include "python/src/errors.h"
+#include "python/src/open_end.h"
 #include "python/src/records.h"
 #include "python/src/tensors.h"
-#include "python/src/waits.h"
 #include "sender_sdk/sender.h"
 
 namespace nb = nanobind;
@@ -30,7 +30,7 @@ Shape shape_of(nb::handle object) {
 /// (name, dtype, shape, box, value): box is (lo, hi) or None. Packed FP4 (F4, shape in elements) becomes U8.
 SenderEntry entry_of(nb::handle item) {
   SenderEntry entry;
-  entry.name = nb::cast<std::string>(item[0]);
+  entry.name = name_text(item[0]);
   entry.dtype = dtype_from_object(item[1]);
   entry.shape = shape_of(item[2]);
   const nb::object box = item[3];
@@ -68,18 +68,17 @@ class PySender {
  public:
   explicit PySender(const SenderOptions& options) {
     const auto connected = std::make_shared<std::optional<Result<std::unique_ptr<Sender>>>>();
-    waits_.run([connected, options] { *connected = Sender::connect(options); });
-    sender_ = value_or_raise(std::move(**connected));
+    end_.waits().run([connected, options] { *connected = Sender::connect(options); });
+    end_.set(value_or_raise(std::move(**connected)));
   }
   ~PySender() { close(); }
   PySender(const PySender&) = delete;
   PySender& operator=(const PySender&) = delete;
 
   void close() {
-    const nb::gil_scoped_release without_gil;
-    sender_.reset();
+    end_.close([](Sender& sender) { sender.abort("the sender is closed"); });
   }
-  bool closed() const noexcept { return sender_ == nullptr; }
+  bool closed() const noexcept { return end_.closed(); }
   bool wants_value(const std::string& name) { return sender().wants_value(name); }
   nb::tuple receivers() {
     nb::list list;
@@ -93,12 +92,11 @@ class PySender {
     const std::optional<WeightVersion> parsed = parse_weight_version(version);
     if (!parsed) raise(Status(Code::kInvalidArgument, fmt::format("version '{}': expected RUN/STEP, such as run-1/17", version)));
     options.version = *parsed;
-    Sender& target = sender();
     TensorReader reader(TensorReader::Hold::kCall);
     for (const nb::handle item : entries) {
       SenderEntry& entry = options.entries.emplace_back(entry_of(item));
       const nb::object value = item[4];
-      if (!value.is_none() && target.wants_value(entry.name)) entry.value = value_of(reader.read(value, entry.name), entry);
+      if (!value.is_none() && end_.get().wants_value(entry.name)) entry.value = value_of(reader.read(value, entry.name), entry);
     }
     options.scopes = std::move(scopes);
     options.senders = std::move(senders);
@@ -107,12 +105,12 @@ class PySender {
     // Not yet open, there is nothing to abort: an interrupted call is given up once it has returned.
     bool interrupted = false;
     Status status;
-    try {
-      waits_.run([&] { status = target.open(options); }, [&] { interrupted = true, target.abort("interrupted"); });
-    } catch (nb::python_error&) {
-      if (interrupted) target.abort("interrupted");
-      throw;
-    }
+    end_.run(
+        [&](Sender& sender) {
+          status = sender.open(options);
+          if (interrupted) sender.abort("interrupted");
+        },
+        [&](Sender& sender) { interrupted = true, sender.abort("interrupted"); });
     raise_if_error(status);
   }
   std::vector<std::uint32_t> order() { return sender().order(); }
@@ -129,8 +127,7 @@ class PySender {
       views.emplace_back(name, view_of(tensor));
       bytes += tensor.bytes();
     }
-    Sender& target = sender();
-    run([&] {
+    run([&](Sender& target) {
       for (const auto& [name, view] : views) HEADRACE_RETURN_IF_ERROR(target.add(name, view));
       return ok_status();
     });
@@ -143,35 +140,28 @@ class PySender {
     return report([](Sender& sender) { return sender.resolve_in_doubt(); });
   }
   void abort(const std::string& reason) {
-    Sender& target = sender();
-    const nb::gil_scoped_release without_gil;
-    target.abort(reason);
+    end_.run([&](Sender& sender) { sender.abort(reason); }, [](Sender&) {});
   }
 
  private:
-  Sender& sender() {
-    if (sender_ == nullptr) raise(Status(Code::kFailedPrecondition, "the sender is closed"));
-    return *sender_;
-  }
+  Sender& sender() { return end_.get(); }
   template <class Work>
   void run(const Work& work) {
     Status status;
-    waits_.run([&] { status = work(); }, [this] { sender_->abort("interrupted"); });
+    end_.run([&](Sender& target) { status = work(target); }, [](Sender& target) { target.abort("interrupted"); });
     raise_if_error(status);
   }
   template <class Ask>
   nb::object report(const Ask& ask) {
-    Sender& target = sender();
     std::optional<Result<UpdateReport>> report;
-    run([&] {
+    run([&](Sender& target) {
       report = ask(target);
       return report->status();
     });
     return report_record(report->value());
   }
 
-  std::unique_ptr<Sender> sender_;
-  Waits waits_;
+  OpenEnd<Sender> end_{"sender"};
 };
 
 /// (dtype, shape in elements of it) of a tensor, as an entry has them.

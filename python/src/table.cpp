@@ -68,7 +68,7 @@ PyTable::PyTable(const nb::dict& tensors, nb::handle owners, std::vector<std::st
     : module_(std::move(module)) {
   std::map<std::pair<const std::byte*, std::int64_t>, std::string> by_place;
   for (const auto [key, value] : tensors) {
-    const std::string name = nb::cast<std::string>(nb::str(key));
+    const std::string name = name_text(key);
     Storage storage = make_storage(name, reader_.read(value, name), optional);
     storage.owners = owners_of(owners, name);
     const auto [place, first] = by_place.emplace(std::pair(storage.address, storage.bytes), name);
@@ -102,7 +102,8 @@ std::vector<StorageLocation> PyTable::locate() const {
     const nb::dict present = tensors_of_module(module_);
     for (std::uint32_t i = 0; i < tensors_.size(); ++i) {
       const std::string& name = table_.at(StorageId{i}).name;
-      if (present.contains(name.c_str())) locations.push_back(location(StorageId{i}, reader.read(present[name.c_str()], name)));
+      const nb::str key(name.c_str(), name.size());
+      if (present.contains(key)) locations.push_back(location(StorageId{i}, reader.read(present[key], name)));
     }
     return locations;
   }

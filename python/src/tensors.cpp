@@ -82,6 +82,24 @@ void take(const dlpack::Tensor& from, bool writable, std::string_view name, Tens
   }
 }
 
+/// What an object says of its memory may be wrong: sizes must count, every step must stay in the address space, and bytes must be
+/// somewhere.
+void check_memory(std::string_view name, const Tensor& tensor) {
+  const auto bytes = byte_count(tensor.dtype, tensor.shape());
+  if (!bytes) refuse(name, fmt::format("a shape of {} {} is no size of memory", dtype_name(tensor.dtype), to_string(tensor.shape())));
+  if (*bytes == 0) return;
+  std::int64_t below = 0;
+  std::int64_t above = dtype_bytes(tensor.dtype);
+  for (std::size_t d = 0; d < tensor.shape().size(); ++d) {
+    std::int64_t reach = 0;
+    std::int64_t& side = tensor.strides[d] < 0 ? below : above;
+    if (__builtin_mul_overflow(tensor.dims[d] - 1, tensor.strides[d], &reach) || __builtin_add_overflow(side, reach, &side))
+      refuse(name, fmt::format("shape {} with steps of {} bytes leaves memory", to_string(tensor.shape()), to_string(tensor.steps())));
+  }
+  if (tensor.data == nullptr)
+    refuse(name, fmt::format("it has no memory for its {} bytes: a wrapper, a fake, or a tensor whose storage was given back", *bytes));
+}
+
 }  // namespace
 
 std::int64_t Tensor::elements() const noexcept {
@@ -108,29 +126,35 @@ TensorReader::~TensorReader() {
     if (managed->deleter != nullptr) managed->deleter(managed);
 }
 
-const dlpack::ExchangeApi* TensorReader::exchange_api(nb::handle object) {
+TensorReader::Exchange TensorReader::exchange_of(nb::handle object) {
   PyTypeObject* type = Py_TYPE(object.ptr());
-  if (type == last_type_) return last_api_;
-  const auto known = apis_.find(type);
-  const dlpack::ExchangeApi* api = nullptr;
-  if (known != apis_.end()) {
-    api = known->second;
+  if (type == last_type_) return last_exchange_;
+  const auto known = exchanges_.find(type);
+  Exchange exchange;
+  if (known != exchanges_.end()) {
+    exchange = known->second;
   } else {
+    const dlpack::ExchangeApi*& api = exchange.api;
     const nb::object capsule = nb::getattr(object.type(), "__dlpack_c_exchange_api__", nb::none());
     if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api") != 0)
       api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
     while (api != nullptr && api->version.major != dlpack::kMajor) api = api->previous;
-    apis_.emplace(type, api);
+    exchange.lazy = nb::hasattr(object.type(), "is_neg") && nb::hasattr(object.type(), "is_conj");
+    exchanges_.emplace(type, exchange);
     objects_.push_back(nb::borrow(object.type()));
   }
   last_type_ = type;
-  last_api_ = api;
-  return api;
+  last_exchange_ = exchange;
+  return exchange;
 }
 
 bool TensorReader::read_exchange(nb::handle object, std::string_view name, Tensor& tensor) {
-  const dlpack::ExchangeApi* api = exchange_api(object);
+  const auto [api, lazy] = exchange_of(object);
   if (api == nullptr) return false;
+  // The exchange gives the memory as it is, also where torch negates or conjugates what it reads from there.
+  if (lazy && nb::cast<bool>(object.attr("is_neg")())) refuse(name, "a view that torch negates as it reads: resolve_neg() makes it plain");
+  if (lazy && nb::cast<bool>(object.attr("is_conj")()))
+    refuse(name, "a view that torch conjugates as it reads: resolve_conj() makes it plain");
   if (hold_ == Hold::kCall && api->tensor_from_object != nullptr) {
     dlpack::Tensor borrowed{};
     if (api->tensor_from_object(object.ptr(), &borrowed) == 0) {
@@ -170,16 +194,21 @@ bool TensorReader::read_buffer(nb::handle object, std::string_view name, Tensor&
   }
   const Py_buffer& view = *buffers_.emplace_back(std::move(buffer));
   check_dims(name, view.ndim);
-  const auto dtype = dtype_from_format(view.format != nullptr ? view.format : "B", view.itemsize);
-  if (!dtype) refuse(name, fmt::format("a buffer of format '{}' with {} bytes an element has no dtype here", view.format, view.itemsize));
+  const std::string_view format = view.format != nullptr ? view.format : "B";
+  const auto dtype = dtype_from_format(format, view.itemsize);
+  if (!dtype) refuse(name, fmt::format("a buffer of format '{}' with {} bytes an element has no dtype here", format, view.itemsize));
+  if (view.ndim > 0 && view.shape == nullptr) refuse(name, "a buffer without a shape");
   tensor.dtype = *dtype;
   tensor.data = static_cast<std::byte*>(view.buf);
   tensor.ndim = view.ndim;
   tensor.writable = view.readonly == 0;
   for (std::int32_t d = 0; d < view.ndim; ++d) {
     tensor.dims[static_cast<std::size_t>(d)] = view.shape[d];
-    tensor.strides[static_cast<std::size_t>(d)] = view.strides[d];
+    if (view.strides != nullptr) tensor.strides[static_cast<std::size_t>(d)] = view.strides[d];
   }
+  if (view.strides == nullptr) set_packed(tensor);  // ctypes, although strides were asked for
+  if (byte_count(tensor.dtype, tensor.shape()) != view.len)
+    refuse(name, fmt::format("a buffer of {} bytes says that its shape is {} {}", view.len, dtype_name(*dtype), to_string(tensor.shape())));
   return true;
 }
 
@@ -194,16 +223,17 @@ bool TensorReader::read_array(nb::handle object, std::string_view name, Tensor& 
                              nb::cast<std::string>(nb::str(type))));
   }
   tensor.dtype = *dtype;
-  const nb::tuple data = nb::borrow<nb::tuple>(array["data"]);
+  const auto data = nb::cast<nb::tuple>(array["data"]);
   tensor.data = reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(data[0]));  // NOLINT(performance-no-int-to-ptr): the protocol's
   tensor.writable = !nb::cast<bool>(data[1]);
-  const nb::tuple shape = nb::borrow<nb::tuple>(array["shape"]);
+  const auto shape = nb::cast<nb::tuple>(array["shape"]);
   check_dims(name, static_cast<std::int64_t>(shape.size()));
   tensor.ndim = static_cast<std::int32_t>(shape.size());
   for (std::size_t d = 0; d < shape.size(); ++d) tensor.dims[d] = nb::cast<std::int64_t>(shape[d]);
   set_packed(tensor);
   if (array.contains("strides") && !nb::object(array["strides"]).is_none()) {
-    const nb::tuple strides = nb::borrow<nb::tuple>(array["strides"]);
+    const auto strides = nb::cast<nb::tuple>(array["strides"]);
+    if (strides.size() != shape.size()) refuse(name, fmt::format("{} strides for {} dimensions", strides.size(), shape.size()));
     for (std::size_t d = 0; d < strides.size(); ++d) tensor.strides[d] = nb::cast<std::int64_t>(strides[d]);
   }
   objects_.push_back(nb::borrow(object));
@@ -240,9 +270,17 @@ bool TensorReader::read_dlpack(nb::handle object, std::string_view name, Tensor&
 
 Tensor TensorReader::read(nb::handle object, std::string_view name) {
   Tensor tensor;
-  if (read_exchange(object, name, tensor) || read_buffer(object, name, tensor) || read_array(object, name, tensor) ||
-      read_dlpack(object, name, tensor)) {
-    return tensor;
+  try {
+    if (read_exchange(object, name, tensor) || read_buffer(object, name, tensor) || read_array(object, name, tensor) ||
+        read_dlpack(object, name, tensor)) {
+      check_memory(name, tensor);
+      return tensor;
+    }
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_Exception) || nb::hasattr(error.value(), "headrace_code")) throw;
+    raise(Status(Code::kInvalidArgument, status_of(error, fmt::format("{}: it cannot be read, it raised", name)).message()), error.value());
+  } catch (const nb::cast_error&) {
+    refuse(name, fmt::format("what {} says of its memory cannot be read", nb::cast<std::string>(nb::type_name(object.type()))));
   }
   refuse(name, fmt::format("{} is no tensor: it has neither DLPack nor a buffer", nb::cast<std::string>(nb::type_name(object.type()))));
 }
@@ -273,7 +311,7 @@ NamedItem named_item(nb::handle item) {
   const char* text = name != nullptr && PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, &size) : nullptr;
   if (text == nullptr) {
     PyErr_Clear();
-    raise(Status(Code::kInvalidArgument, fmt::format("expected (name, tensor), not {}", nb::cast<std::string>(nb::repr(item)))));
+    raise(Status(Code::kInvalidArgument, fmt::format("expected (name, tensor), not {}", short_repr(item))));
   }
   return {{text, static_cast<std::size_t>(size)}, tensor};
 }

@@ -56,7 +56,12 @@ class TensorReader {
   std::span<const std::byte> packed(const Tensor& tensor, std::string_view name);
 
  private:
-  const dlpack::ExchangeApi* exchange_api(nanobind::handle object);
+  /// How objects of one type are taken.
+  struct Exchange {
+    const dlpack::ExchangeApi* api = nullptr;
+    bool lazy = false;  // torch's: an operation may stand between the memory and what is read
+  };
+  Exchange exchange_of(nanobind::handle object);
   bool read_exchange(nanobind::handle object, std::string_view name, Tensor& tensor);
   bool read_buffer(nanobind::handle object, std::string_view name, Tensor& tensor);
   bool read_array(nanobind::handle object, std::string_view name, Tensor& tensor);
@@ -64,8 +69,8 @@ class TensorReader {
 
   Hold hold_;
   PyTypeObject* last_type_ = nullptr;  // held below while it is here
-  const dlpack::ExchangeApi* last_api_ = nullptr;
-  std::unordered_map<PyTypeObject*, const dlpack::ExchangeApi*> apis_;
+  Exchange last_exchange_;
+  std::unordered_map<PyTypeObject*, Exchange> exchanges_;
   std::vector<nanobind::object> objects_;
   std::vector<std::unique_ptr<Py_buffer>> buffers_;
   std::vector<dlpack::ManagedVersioned*> managed_;

@@ -42,6 +42,14 @@ def mixed(seed: int = 0) -> dict[str, torch.Tensor]:
     return named
 
 
+def laughs() -> tuple:
+    """A tuple of a few thousand bytes as a pickle, and of more characters than any memory has when it is written out."""
+    value: tuple = ("ha",)
+    for _ in range(10):
+        value = (value,) * 200
+    return value
+
+
 def bytes_of(tensor: torch.Tensor) -> bytes:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 

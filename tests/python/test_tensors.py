@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import gc
 import mmap
+import re
 import weakref
 
 import headrace
@@ -179,3 +181,72 @@ def test_a_backwards_tensor_is_refused_with_its_strides():
     with pytest.raises(headrace.InvalidArgument, match=r"^w: strides \[-4\]"):
         headrace.Layout.identity(table).place(table, [("w", np.arange(4, dtype=np.float32)[::-1])])
     assert (live == 0).all()
+
+
+class Interface:
+    """What says of itself what it likes, in the manner of numpy."""
+
+    dtype = np.dtype("float32")
+
+    def __init__(self, **says):
+        self.__array_interface__ = {"data": (8, False), "shape": (4,), **says}
+
+
+class Raises:
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, **_):
+        raise ZeroDivisionError("in the export")
+
+
+def test_an_array_of_ctypes_is_taken_although_it_says_nothing_of_strides():
+    live = (ctypes.c_float * 2 * 3)()
+    table = headrace.StorageTable.from_tensors({"w": live})
+    assert (table.storages[0].dtype, table.storages[0].shape) == ("F32", (3, 2))
+    headrace.Layout.identity(table).place(table, [("w", np.arange(6, dtype=np.float32).reshape(3, 2))])
+    assert [list(row) for row in live] == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize(
+    "thing, why",
+    [
+        (Interface(shape=(-5,)), r"\[-5\] is no size of memory"),
+        (Interface(shape=(1 << 40, 1 << 40)), "is no size of memory"),
+        (Interface(data="here"), "says of its memory cannot be read"),
+        (Interface(shape=("x",)), "says of its memory cannot be read"),
+        (Interface(strides=(4,) * 300), "300 strides for 1 dimensions"),
+        (Interface(strides=(1 << 62,)), "leaves memory"),
+        (Interface(data=(0, False)), "no memory for its 16 bytes"),
+        (Raises(), "it raised: ZeroDivisionError: in the export"),
+    ],
+)
+def test_what_an_object_says_of_its_memory_is_checked_and_refused_by_name(thing, why):
+    with pytest.raises(headrace.InvalidArgument, match=f"^w: .*{why}"):
+        _core.describe(thing, "w")
+
+
+def test_what_an_export_raised_is_the_cause_and_control_c_stays_what_it_is(monkeypatch):
+    with pytest.raises(headrace.InvalidArgument) as raised:
+        _core.describe(Raises(), "w")
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+    def interrupted(self, **_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Raises, "__dlpack__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _core.describe(Raises(), "w")
+
+
+@pytest.mark.parametrize("name", ["half of a pair \ud800", 7, None, b"w"])
+def test_what_is_no_name_is_refused_with_what_it_is(name):
+    array = np.zeros(4, np.float32)
+    table = headrace.StorageTable.from_tensors({"w": array})
+    expected = re.escape(ascii(name) if isinstance(name, str) else repr(name))
+    with pytest.raises(headrace.InvalidArgument, match=expected):
+        headrace.StorageTable.from_tensors({name: array})
+    with pytest.raises(headrace.InvalidArgument, match=expected):
+        headrace.Layout.identity(table).place(table, [(name, array)])
+    with pytest.raises(headrace.InvalidArgument, match=expected):
+        headrace.Bucket(bytearray(16), [(name, 0, (4,), "F32")])

@@ -26,7 +26,7 @@ from headrace.integration.checkpoint_engine import CheckpointEngineSender, recei
 from headrace.integration.host_memory import Segment, tensor_handle
 from headrace.integration.peer_socket import PeerFailed, PeerGone, PeerTimeout
 from headrace.integration.unpickle import RefusedPickle
-from weight_streams import WAIT_S, Landed, assert_same, bytes_of, mixed, new_handle, nothing_left_behind, start
+from weight_streams import WAIT_S, Landed, assert_same, bytes_of, laughs, mixed, new_handle, nothing_left_behind, start
 
 CONTEXT = zmq.Context.instance()
 
@@ -402,6 +402,8 @@ def entry(**changes: object) -> dict:
         ([entry(offset=-8)], "bytes -8 to 0"),
         ([entry(name=None)], "name, offset, shape and dtype are expected"),
         (["w"], "an entry that is a str"),
+        ([entry(name=laughs())], "name, offset, shape and dtype are expected"),
+        ([entry(shape=(2**62,) * 5_000)], "5000 dimensions, at most 64"),
         ("w", "a str where a table or None is expected"),
         (("a", 1), "a tuple where a table or None is expected"),
         ({"w": 1}, "a dict where a table or None is expected"),
@@ -420,6 +422,14 @@ def test_a_hostile_message_is_refused_by_name_and_answered(message: object, word
     with pytest.raises(RefusedPickle, match="."):
         receiving.result(WAIT_S)
     assert taken == [] and not os.path.exists("/tmp/headrace-ran")
+
+
+def test_the_last_words_of_a_server_may_be_endless(raw: RawServer) -> None:
+    receiving = start(lambda: serve(CONTEXT, raw.handle, on_bucket=lambda _: None, wait_s=WAIT_S))
+    raw.begin()
+    raw.socket.send(pickle.dumps(RuntimeError(laughs(), "in the end"), 4))
+    with pytest.raises(PeerFailed, match="gave up.*in the end"):
+        receiving.result(WAIT_S)
 
 
 @pytest.mark.parametrize(

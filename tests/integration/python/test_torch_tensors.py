@@ -147,3 +147,51 @@ def test_a_torch_view_that_a_hook_kept_stays_readable(job):
     entered, left = kept[0]
     assert torch.equal(entered, given)
     assert torch.equal(left, given.float())
+
+
+class Wrapper(torch.Tensor):
+    """A tensor whose data is elsewhere, as a distributed one is."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return NotImplemented
+
+
+def emptied() -> torch.Tensor:
+    tensor = torch.ones(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "make, why",
+    [
+        (lambda: torch._neg_view(torch.ones(4)), "resolve_neg"),
+        (lambda: torch.ones(4, dtype=torch.complex64).conj().imag, "resolve_neg"),
+        (lambda: torch.ones(4, dtype=torch.complex64).conj(), "resolve_conj"),
+        (lambda: torch._efficientzerotensor((4,)), "no memory"),
+        (lambda: Wrapper(torch.ones(4)), "no memory"),
+        (emptied, "no memory"),
+    ],
+)
+def test_what_has_no_memory_or_other_values_than_its_memory_is_refused(make, why):
+    tensor = make()
+    live = torch.full((4,), 5, dtype=tensor.dtype)
+    table = headrace.StorageTable.from_tensors({"w": live})
+    with pytest.raises(headrace.InvalidArgument, match=f"^w: .*{why}"):
+        headrace.Layout.identity(table).place(table, [("w", tensor)])
+    with pytest.raises(headrace.InvalidArgument, match=f"^w: .*{why}"):
+        headrace.StorageTable.from_tensors({"w": tensor})
+    assert live.tolist() == [5] * 4
+
+
+def test_a_shape_that_overflows_is_refused():
+    with pytest.raises(headrace.InvalidArgument, match="^w: .*is no size of memory"):
+        _core.describe(torch.zeros(1, dtype=torch.float64).expand(1 << 31, 1 << 31), "w")

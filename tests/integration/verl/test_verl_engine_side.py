@@ -155,6 +155,17 @@ def test_what_is_no_announcement_is_refused(message: bytes) -> None:
         Announcement.parse(message)
 
 
+@pytest.mark.parametrize("wait_s", [b"NaN", b"Infinity", b"0", b"-1", b'"x"'])
+def test_an_announcement_whose_wait_would_not_end_is_refused(wait_s: bytes) -> None:
+    with pytest.raises(headrace.InvalidArgument, match="no announcement of an update"):
+        Announcement.parse(b'{"job": "j", "version": "j/1", "verdict": "", "wait_s": ' + wait_s + b"}\n[]")
+
+
+def test_an_announcement_that_nests_without_end_is_refused() -> None:
+    with pytest.raises(headrace.InvalidArgument, match="no announcement of an update: RecursionError"):
+        Announcement.parse(b"[" * 100_000 + b"\n[]")
+
+
 @pytest.mark.parametrize("table", [b"", b"{", b"[[1]]", b'[["a","uint8",[1.5,"x"]]]', b"null", b"7"])
 def test_what_is_no_table_of_tensors_is_refused_and_binds_nothing(table: bytes, engine: Engine) -> None:
     with pytest.raises(headrace.InvalidArgument, match="no table"):

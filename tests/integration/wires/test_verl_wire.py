@@ -15,7 +15,7 @@ from headrace.integration.host_memory import Segment
 from headrace.integration.peer_socket import PeerGone, PeerTimeout
 from headrace.integration.unpickle import RefusedPickle
 from headrace.integration.verl.wire import BucketReceiver, BucketSender
-from weight_streams import WAIT_S, Landed, assert_same, mixed, new_handle, nothing_left_behind, start, wait_until
+from weight_streams import WAIT_S, Landed, assert_same, laughs, mixed, new_handle, nothing_left_behind, start, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +147,34 @@ def test_a_wait_for_nobody_ends() -> None:
         BucketReceiver(handle, 0.1).receive(lambda *_: None)
 
 
+def test_what_torch_computes_as_it_reads_is_sent_as_it_is_read() -> None:
+    handle, landed = new_handle("lazy"), Landed()
+    complex_one = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64)
+    sent = {"neg": torch._neg_view(torch.ones(4)), "conj": complex_one.conj(), "imag": complex_one.conj().imag}
+    receiving = start(lambda: receive(handle, landed))
+    BucketSender(handle, 4_096, WAIT_S).send(sent.items())
+    receiving.result(WAIT_S)
+    assert landed["neg"].tolist() == [-1] * 4
+    assert landed["conj"].tolist() == [1 - 2j, 3 + 4j] and landed["imag"].tolist() == [-2, 4]
+
+
+def test_a_tensor_without_memory_is_refused_by_name() -> None:
+    handle = new_handle("gone")
+    receiving = start(lambda: receive(handle, Landed()))
+    gone = torch.ones(4)
+    gone.untyped_storage().resize_(0)
+    with pytest.raises(headrace.InvalidArgument, match="w has no memory"):
+        BucketSender(handle, 4_096, WAIT_S).send([("w", gone)])
+    with pytest.raises(PeerGone):
+        receiving.result(WAIT_S)
+
+
+@pytest.mark.parametrize("wait_s", [float("nan"), float("inf"), 0, -1])
+def test_a_wait_that_would_not_end_is_refused(wait_s: float) -> None:
+    with pytest.raises(ValueError, match="a wait of"):
+        BucketReceiver(new_handle("wait"), wait_s).receive(lambda *_: None)
+
+
 def test_a_name_that_comes_twice_and_a_tensor_of_a_device_are_refused() -> None:
     for sent, words in (
         ([("a", torch.ones(2)), ("a", torch.ones(2))], "a came twice"),
@@ -204,6 +232,13 @@ def entry(name: str = "w", **changes: object) -> dict:
         (entry(handle=(torch.zeros, (1,))), "not in the list"),
         (entry(handle=("a", "b", "c")), "no \\(function, arguments\\)"),
         ("w", "an entry that is a str"),
+        # A word too much of these, and the message of the error would have no end.
+        (entry(name=laughs()), "name, offset, shape and dtype are expected"),
+        (entry(shape=(laughs(),)), "shape"),
+        (entry(handle=(laughs(), ())), "no \\(function, arguments\\)"),
+        (entry(shape=(2**62,) * 5_000), "5000 dimensions, at most 64"),
+        (entry(shape=[2**62] * 300_000), "300000 dimensions, at most 64"),
+        (entry(shape=(2**63,)), "shape"),
     ],
 )
 def test_a_hostile_table_is_answered_refused_and_nothing_is_taken(meta: object, words: str) -> None:
@@ -227,6 +262,7 @@ def test_a_hostile_table_is_answered_refused_and_nothing_is_taken(meta: object, 
         ({"name": "/verl_weights_x", "size": 10}, ValueError, "no name of a shared segment"),
         ({"name": "verl_weights_not_there", "size": 10}, FileNotFoundError, "verl_weights_not_there"),
         ({"name": "verl_weights_x"}, RefusedPickle, "no shared segment"),
+        ({"name": laughs(), "size": 10}, ValueError, "no name of a shared segment"),
         ([1], RefusedPickle, "no shared segment"),
         (b"no pickle", RefusedPickle, "protocol 4 or 5"),
         (pickle.dumps((torch.multiprocessing.reductions.rebuild_cuda_tensor, (1, 2))), headrace.Unsupported, "CUDA memory"),

@@ -29,9 +29,13 @@ def _pairs(tensors: Iterable) -> Iterator[tuple[str, Any]]:
     """Items as (name, tensor); raises InvalidArgument for what is none."""
     for item in tensors:
         if not isinstance(item, (tuple, list)) or len(item) != 2 or not isinstance(item[0], str) or not _is_text(item[0]):
-            text = repr(item)
-            raise InvalidArgument(f"expected (name, tensor), not {text if len(text) <= 400 else f'{text[:400]}...'}")
+            raise InvalidArgument(f"expected (name, tensor), not {_short(item)}")
         yield item[0], item[1]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 400 else f"{text[:400]}..."
 
 
 def _is_text(name: str) -> bool:
@@ -54,6 +58,8 @@ def _entry(name: str, tensor: Any, value: Any) -> tuple[tuple, int]:
 
 def _meta(item: Sequence) -> tuple:
     """(name, dtype, shape), perhaps with box and value, of `.metadata`."""
+    if not isinstance(item, (tuple, list)) or not 3 <= len(item) <= 5:
+        raise InvalidArgument(f"metadata: expected (name, dtype, shape), perhaps with a box and a value, not {_short(item)}")
     return (*item, None, None)[:5]
 
 
@@ -258,7 +264,8 @@ class Sender:
 
         source: a mapping or an iterable of (name, tensor); a callable that gives a fresh iterable of them each time, which is asked for
             names and shapes first, so that tensors need not all exist at once; or what has `metadata` ([(name, dtype, shape)]) and is
-            iterated once. A Part stands for a part of a tensor.
+            iterated once. A Part stands for a part of a tensor. What is iterated gives each tensor memory of its own: up to 1024
+            tensors or 256 MiB are gathered before they are read.
         senders: all senders of this update, the lead first; none: this one alone. overlap: refuse, or first_sender_owns for equal parts.
         repair: the connected ranks are brought up to what the others hold.
         """

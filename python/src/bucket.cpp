@@ -40,9 +40,10 @@ Bucket::Bucket(nb::handle buffer, nb::handle metas) {
       refuse("bucket", fmt::format("its entry {} has a name that is no text of UTF-8", short_repr(name_object)));
     }
     const std::string_view name(text, static_cast<std::size_t>(size));
-    const auto offset = nb::cast<std::int64_t>(meta[1]);
+    std::int64_t offset = 0;
+    if (!nb::try_cast(meta[1], offset)) refuse(name, fmt::format("its offset is {}", short_repr(meta[1])));
     const std::size_t first = dims_.size();
-    for (const nb::handle dim : nb::object(meta[2])) dims_.push_back(nb::cast<std::int64_t>(dim));
+    for (const std::int64_t dim : shape_from(nb::object(meta[2]), name)) dims_.push_back(dim);
     const nb::object dtype_object = meta[3];
     if (dtype_object.ptr() != last_dtype) dtype = dtype_from_object(dtype_object);
     last_dtype = dtype_object.ptr();

@@ -150,6 +150,10 @@ Status PyHooks::call(const char* name) {
 
 std::vector<StorageLocation> PyHooks::locate() {
   const Running running(*this);
+  return locate_here();
+}
+
+std::vector<StorageLocation> PyHooks::locate_here() {
   try {
     if (!hooks_.contains("locate")) return table_->locate();
     std::vector<StorageLocation> locations;
@@ -167,6 +171,24 @@ std::vector<StorageLocation> PyHooks::locate() {
   } catch (const nb::cast_error&) {
     throw Error(Status(Code::kInvalidArgument, "expected a mapping of storage names to tensors"));
   }
+}
+
+Status PyHooks::check_places() {
+  std::vector<StorageLocation> now;
+  try {
+    now = locate_here();
+  } catch (const Error& error) {
+    return error.status();
+  }
+  std::vector<bool> there(table_->table().size());
+  for (const StorageLocation& place : now) {
+    const Storage& storage = table_->table().at(place.storage);
+    there[place.storage.value] = place.address == storage.address && place.bytes == storage.bytes;
+  }
+  for (std::uint32_t i = 0; i < there.size(); ++i)
+    if (!there[i])
+      return Status(Code::kFailedPrecondition, fmt::format("{} lies elsewhere than it was sealed", table_->table().at(StorageId{i}).name));
+  return ok_status();
 }
 
 std::vector<std::vector<std::int32_t>> PyHooks::expert_map() {

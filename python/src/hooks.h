@@ -44,6 +44,8 @@ class PyHooks {
   /// The calls hold a pointer to this.
   EngineHooks engine_hooks();
   nanobind::object take_cause();
+  /// kFailedPrecondition where live storage is not where it was sealed: engines give memory back while they sleep.
+  Status check_places();
   /// Whether this thread is in one of them.
   bool running_here() const noexcept { return running_.load() == std::this_thread::get_id(); }
 
@@ -52,6 +54,7 @@ class PyHooks {
   Status call(const char* name);
   Status call_staged(const std::string& hook, const StagedCall& call);
   std::vector<StorageLocation> locate();
+  std::vector<StorageLocation> locate_here();
   std::vector<std::vector<std::int32_t>> expert_map();
   std::map<std::string, double> launch_constants();
   Status keep(nanobind::python_error& error, const std::string& what);

@@ -159,6 +159,8 @@ class PyReceiver {
   }
   nb::dict fingerprint() {
     refuse_in_hook("fingerprint");
+    (void)end_.get();
+    raise_if_error(hooks_.check_places());
     std::optional<Result<std::vector<wire::TensorFingerprint>>> values;
     run([&](Receiver& receiver) {
       values = receiver.fingerprints();

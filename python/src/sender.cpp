@@ -4,10 +4,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <atomic>
+#include <algorithm>
 #include <memory>
 #include <optional>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "python/src/dtypes.h"
 #include "python/src/errors.h"
@@ -21,20 +24,18 @@ namespace nb = nanobind;
 namespace headrace::python {
 namespace {
 
-Shape shape_of(nb::handle object) {
-  Shape shape;
-  for (const nb::handle dim : object) shape.push_back(nb::cast<std::int64_t>(dim));
-  return shape;
-}
-
 /// (name, dtype, shape, box, value): box is (lo, hi) or None. Packed FP4 (F4, shape in elements) becomes U8.
 SenderEntry entry_of(nb::handle item) {
   SenderEntry entry;
   entry.name = name_text(item[0]);
   entry.dtype = dtype_from_object(item[1]);
-  entry.shape = shape_of(item[2]);
+  entry.shape = shape_from(item[2], entry.name);
   const nb::object box = item[3];
-  if (!box.is_none()) entry.box = Box{shape_of(box[0]), shape_of(box[1])};
+  if (!box.is_none()) {
+    if (PySequence_Check(box.ptr()) == 0 || PySequence_Size(box.ptr()) != 2)
+      refuse(entry.name, fmt::format("expected a box (lo, hi), not {}", short_repr(box)));
+    entry.box = Box{shape_from(box[0], entry.name), shape_from(box[1], entry.name)};
+  }
   if (dtype_bytes(entry.dtype) != 0) return entry;
   const std::int64_t per_byte = 8 / dtype_bits(entry.dtype);
   if (dtype_bits(entry.dtype) != 4 || entry.shape.empty() || entry.shape.back() % per_byte != 0 || entry.box)
@@ -49,12 +50,39 @@ TensorView view_of(const Tensor& tensor) {
   return {tensor.data, {steps.begin(), steps.end()}};
 }
 
-TensorView value_of(const Tensor& tensor, const SenderEntry& entry) {
-  const Shape shape(tensor.shape().begin(), tensor.shape().end());
-  if (tensor.dtype == entry.dtype && shape == entry.shape) return view_of(tensor);
-  refuse(entry.name, fmt::format("its value is {} of shape {}, its entry {} of shape {}", dtype_name(tensor.dtype), to_string(shape),
-                                 dtype_name(entry.dtype), to_string(entry.shape)));
+/// The view of a tensor that is what its entry says; what is read is of the entry's dtype and shape.
+TensorView view_of(const Tensor& tensor, const SenderEntry& entry, const char* what) {
+  const Shape part = entry.box ? entry.box->shape() : Shape();
+  const Shape& shape = entry.box ? part : entry.shape;
+  if (tensor.dtype == entry.dtype && std::ranges::equal(tensor.shape(), shape)) return view_of(tensor);
+  refuse(entry.name, fmt::format("{} is {} of shape {}, its entry {} of shape {}", what, dtype_name(tensor.dtype),
+                                 to_string(tensor.shape()), dtype_name(entry.dtype), to_string(shape)));
 }
+
+/// What an update was opened with, by name. Tensors mostly come in the order of their entries.
+class OpenEntries {
+ public:
+  void take(std::vector<SenderEntry> entries) {
+    entries_ = std::move(entries);
+    by_name_.clear();
+    next_ = 0;
+  }
+  /// Null for a name that is none of them.
+  const SenderEntry* find(std::string_view name) {
+    if (next_ < entries_.size() && entries_[next_].name == name) return &entries_[next_++];
+    if (by_name_.empty())
+      for (const SenderEntry& entry : entries_) by_name_.emplace(entry.name, &entry);
+    const auto found = by_name_.find(name);
+    if (found == by_name_.end()) return nullptr;
+    next_ = static_cast<std::size_t>(found->second - entries_.data()) + 1;
+    return found->second;
+  }
+
+ private:
+  std::vector<SenderEntry> entries_;
+  std::unordered_map<std::string_view, const SenderEntry*> by_name_;
+  std::size_t next_ = 0;
+};
 
 wire::OverlapRule overlap_of(const std::string& word) {
   if (word == "refuse") return wire::OverlapRule::kRefuse;
@@ -96,7 +124,7 @@ class PySender {
     for (const nb::handle item : entries) {
       SenderEntry& entry = options.entries.emplace_back(entry_of(item));
       const nb::object value = item[4];
-      if (!value.is_none() && end_.get().wants_value(entry.name)) entry.value = value_of(reader.read(value, entry.name), entry);
+      if (!value.is_none() && end_.get().wants_value(entry.name)) entry.value = view_of(reader.read(value, entry.name), entry, "its value");
     }
     options.scopes = std::move(scopes);
     options.senders = std::move(senders);
@@ -111,6 +139,7 @@ class PySender {
           if (interrupted) sender.abort("interrupted");
         },
         [&](Sender& sender) { interrupted = true, sender.abort("interrupted"); });
+    if (status.ok()) entries_.take(std::move(options.entries));
     raise_if_error(status);
   }
   std::vector<std::uint32_t> order() { return sender().order(); }
@@ -124,7 +153,8 @@ class PySender {
     for (const nb::handle item : items) {
       const auto [name, object] = named_item(item);
       const Tensor tensor = reader.read(object, name);
-      views.emplace_back(name, view_of(tensor));
+      const SenderEntry* entry = entries_.find(name);
+      views.emplace_back(name, entry != nullptr ? view_of(tensor, *entry, "the tensor") : view_of(tensor));
       bytes += tensor.bytes();
     }
     run([&](Sender& target) {
@@ -162,6 +192,7 @@ class PySender {
   }
 
   OpenEnd<Sender> end_{"sender"};
+  OpenEntries entries_;
 };
 
 /// (dtype, shape in elements of it) of a tensor, as an entry has them.

@@ -297,6 +297,18 @@ std::span<const std::byte> TensorReader::packed(const Tensor& tensor, std::strin
   return {copies_.back().get(), bytes};
 }
 
+Shape shape_from(nb::handle object, std::string_view name) {
+  const nb::object items = nb::steal(PySequence_Tuple(object.ptr()));
+  if (!items.is_valid() && PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw nb::python_error();
+  PyErr_Clear();
+  bool integers = items.is_valid();
+  Shape shape;
+  if (integers)
+    for (const nb::handle dim : items) integers = nb::try_cast(dim, shape.emplace_back()) && integers;
+  if (!integers) refuse(name, fmt::format("expected a sequence of integers of 64 bits, not {}", short_repr(object)));
+  return shape;
+}
+
 NamedItem named_item(nb::handle item) {
   PyObject* name = nullptr;
   PyObject* tensor = nullptr;

@@ -78,6 +78,9 @@ class TensorReader {
   std::vector<std::unique_ptr<std::byte[]>> copies_;
 };
 
+/// Integers of a shape or of a box's corner; throws headrace.InvalidArgument that begins with `name` for what is none.
+Shape shape_from(nanobind::handle object, std::string_view name);
+
 /// (name, tensor) of one item of an iterable. The text lives as long as the item.
 struct NamedItem {
   std::string_view name;

@@ -244,6 +244,86 @@ def test_tensors_may_be_added_by_hand(job, live, receiver):
     assert content(live) == content(given)
 
 
+class Announced:
+    """Says first what it does not bring then."""
+
+    metadata = [("w", "F32", (4,))]
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __iter__(self):
+        yield "w", self.tensor
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        np.ones(2, np.float32),
+        np.ones((), np.float32),
+        np.ones(10, np.float32),
+        np.ones((2, 2), np.float32),
+        np.ones(4, np.float16),
+        np.ones(4, np.float64),
+        np.ones(4, np.int32),
+    ],
+)
+def test_a_tensor_that_is_not_what_was_announced_is_refused_and_nothing_is_committed(job, tensor):
+    first = iter([np.ones(4, np.float32), tensor])
+    whole = {"w": headrace.Part(tensor, (4,), ((0,), (4,)))} if tensor.dtype == np.float32 else {}
+    live = np.zeros(4, np.float32)
+    table = headrace.StorageTable.from_tensors({"w": live})
+    with headrace.Receiver(table, job=job) as receiver, headrace.Sender.connect(job=job) as sender:
+        for source in (Announced(tensor), lambda: iter([("w", next(first))]), whole):
+            if source:
+                with pytest.raises(headrace.InvalidArgument, match=r"^w: the tensor is .*, its entry F32 of shape \[4\]"):
+                    sender.send("run/1", source)
+        assert receiver.serving_version() is None and live.tolist() == [0] * 4
+        assert sender.send("run/1", {"w": np.arange(4, dtype=np.float32)}).proven
+
+
+@pytest.mark.parametrize(
+    "metadata, why",
+    [
+        ([("w", "F32", 4)], "^w: expected a sequence of integers"),
+        ([("w", "F32", ("x",))], "^w: expected a sequence of integers"),
+        ([("w", "F32", (1 << 70,))], "^w: expected a sequence of integers"),
+        ([("w", "F32", (4,), "box")], r"^w: expected a box \(lo, hi\), not 'box'"),
+        ([("w", "F32", (4,), ("l", "h"))], "^w: expected a sequence of integers"),
+        ([("w",)], "metadata: expected"),
+        ([None], "metadata: expected"),
+        ([(7, "F32", (4,))], "expected a name, text of UTF-8, not 7"),
+    ],
+)
+def test_metadata_that_is_none_is_refused_with_what_it_is(job, metadata, why):
+    source = Announced(np.ones(4, np.float32))
+    source.metadata = metadata
+    table = headrace.StorageTable.from_tensors({"w": np.zeros(4, np.float32)})
+    with headrace.Receiver(table, job=job), headrace.Sender.connect(job=job) as sender:
+        with pytest.raises(headrace.InvalidArgument, match=why):
+            sender.send("run/1", source)
+
+
+def test_fingerprints_are_not_read_where_storage_was(job):
+    live = np.zeros(4, np.float32)
+    places = [{"w": live}]
+    table = headrace.StorageTable.from_tensors({"w": live})
+    with headrace.Receiver(table, job=job, hooks=headrace.Hooks(locate=lambda: places[-1])) as receiver:
+        assert list(receiver.fingerprint()) == ["w"]
+        for elsewhere in ({"w": np.zeros(4, np.float32)}, {}):
+            places.append(elsewhere)
+            with pytest.raises(headrace.FailedPrecondition, match="w lies elsewhere than it was sealed"):
+                receiver.fingerprint()
+
+
+@pytest.mark.parametrize(
+    "meta", [("w", 1 << 70, (4,), "F32"), ("w", 0.5, (4,), "F32"), ("w", "0", (4,), "F32"), ("w", 0, 4, "F32"), ("w", 0, ("4",), "F32")]
+)
+def test_a_bucket_with_what_is_no_number_names_the_tensor(meta):
+    with pytest.raises(headrace.InvalidArgument, match="^w: "):
+        headrace.Bucket(bytearray(16), [meta])
+
+
 def test_parts_of_two_senders_make_a_whole(job, live, receiver):
     given = new_tensors()
     rest = {name: tensor for name, tensor in given.items() if name != "a"}

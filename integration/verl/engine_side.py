@@ -68,7 +68,7 @@ class Announcement:
             if not 0 < wait_s < math.inf:  # nothing would end a wait for a number that is none
                 raise ValueError(f"a wait of {wait_s} s")
             return cls(str(fields["job"]), str(fields["version"]), wait_s, tensors, str(fields["verdict"]))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise headrace.InvalidArgument(f"no announcement of an update: {type(error).__name__}: {error}") from error
 
 
@@ -80,7 +80,7 @@ def parse_tensors(data: bytes) -> tuple[Tensor, ...]:
     """Raises headrace.InvalidArgument."""
     try:
         return tuple((str(name), str(dtype), tuple(int(extent) for extent in shape)) for name, dtype, shape in json.loads(data))
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise headrace.InvalidArgument(f"no table of an update's tensors: {type(error).__name__}: {error}") from error
 
 
@@ -99,7 +99,7 @@ class Verdict:
         """Raises headrace.InvalidArgument."""
         try:
             reason, once = json.loads(data)
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise headrace.InvalidArgument(f"no verdict: {type(error).__name__}: {error}") from error
         return cls(str(reason), bool(once))
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import verl_cpu_platform  # noqa: F401
 from headrace.integration.buckets import Bucket
-from headrace.integration.verl.engine_side import Announcement, EngineSide, Verdict
+from headrace.integration.verl.engine_side import Announcement, EngineSide, Verdict, parse_tensors
 from headrace.integration.verl.wire import BucketFan, BucketReceiver, BucketSender, BucketStream
 from verl.checkpoint_engine import CheckpointEngineRegistry
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
@@ -155,10 +155,16 @@ def test_what_is_no_announcement_is_refused(message: bytes) -> None:
         Announcement.parse(message)
 
 
-@pytest.mark.parametrize("wait_s", [b"NaN", b"Infinity", b"0", b"-1", b'"x"'])
+@pytest.mark.parametrize("wait_s", [b"NaN", b"Infinity", b"0", b"-1", b'"x"', b"1" + b"0" * 400])
 def test_an_announcement_whose_wait_would_not_end_is_refused(wait_s: bytes) -> None:
     with pytest.raises(headrace.InvalidArgument, match="no announcement of an update"):
         Announcement.parse(b'{"job": "j", "version": "j/1", "verdict": "", "wait_s": ' + wait_s + b"}\n[]")
+
+
+@pytest.mark.parametrize("tensors", [b'[["w","float32",[1e999]]]', b'[["w","float32",[NaN]]]', b"[" * 100_000, b"3", b'[["w"]]'])
+def test_what_is_no_table_of_tensors_is_refused(tensors: bytes) -> None:
+    with pytest.raises(headrace.InvalidArgument, match="no table of an update's tensors"):
+        parse_tensors(tensors)
 
 
 def test_an_announcement_that_nests_without_end_is_refused() -> None:

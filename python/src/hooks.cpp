@@ -121,7 +121,7 @@ EngineHooks PyHooks::engine_hooks() {
   if (hooks_.contains("launch_constants")) hooks.launch_constants = [this] { return launch_constants(); };
   hooks.locate = [this] { return locate(); };
   for (const auto [key, value] : staged_) {
-    const std::string name = nb::cast<std::string>(key);
+    const std::string name = name_text(key);
     hooks.staged[name] = [this, name](const StagedCall& call) { return call_staged(name, call); };
   }
   return hooks;
@@ -209,7 +209,7 @@ std::map<std::string, double> PyHooks::launch_constants() {
   try {
     std::map<std::string, double> constants;
     for (const auto [name, value] : dict_of(hooks_["launch_constants"]())) {
-      constants[nb::cast<std::string>(name)] = nb::cast<double>(nb::float_(nb::borrow(value)));
+      constants[name_text(name)] = nb::cast<double>(nb::float_(nb::borrow(value)));
     }
     return constants;
   } catch (nb::python_error& error) {

@@ -15,6 +15,7 @@
 #include "python/src/errors.h"
 #include "python/src/placing.h"
 #include "python/src/table.h"
+#include "python/src/tensors.h"
 #include "receiver/staged_groups.h"
 #include "receiver/weight_index.h"
 
@@ -48,20 +49,14 @@ bool is_path(nb::handle object) {
   return nb::isinstance<nb::str>(object) || nb::hasattr(object, "__fspath__");
 }
 
-Shape shape_of(nb::handle object) {
-  Shape shape;
-  for (const nb::handle dim : object) shape.push_back(nb::cast<std::int64_t>(dim));
-  return shape;
-}
-
 std::vector<CheckpointTensor> listed_tensors(nb::handle listed) {
   std::vector<CheckpointTensor> tensors;
   std::int64_t begin = 0;
   for (const nb::handle item : listed) {
     CheckpointTensor tensor;
-    tensor.name = nb::cast<std::string>(item[0]);
+    tensor.name = name_text(item[0]);
     tensor.dtype = dtype_from_object(item[1]);
-    tensor.shape = shape_of(item[2]);
+    tensor.shape = shape_from(item[2], tensor.name);
     tensor.begin = begin;
     tensor.end = begin += byte_count(tensor.dtype, tensor.shape).value_or(0);
     tensors.push_back(std::move(tensor));
@@ -71,7 +66,7 @@ std::vector<CheckpointTensor> listed_tensors(nb::handle listed) {
 
 std::set<std::string> name_set(nb::handle names) {
   std::set<std::string> set;
-  for (const nb::handle name : names) set.insert(nb::cast<std::string>(name));
+  for (const nb::handle name : names) set.insert(name_text(name));
   return set;
 }
 
@@ -95,15 +90,15 @@ ModelLayout with_group_rules(const ModelLayout& layout) {
 /// A storage of the layout by its name, or a new one by its spec.
 std::uint32_t output_storage(ModelLayout& layout, nb::handle output) {
   const bool named = nb::isinstance<nb::str>(output);
-  const std::string name = nb::cast<std::string>(named ? nb::object(nb::borrow(output)) : nb::object(output.attr("name")));
+  const std::string name = name_text(named ? nb::object(nb::borrow(output)) : nb::object(output.attr("name")));
   for (std::uint32_t s = 0; s < layout.storages.size(); ++s)
     if (layout.storages[s].name == name) return s;
   if (named) raise(Status(Code::kInvalidArgument, fmt::format("output {} is no storage of the layout: give its StorageSpec", name)));
   StorageSpec spec;
   spec.name = name;
   spec.dtype = dtype_from_object(output.attr("dtype"));
-  spec.shape = shape_of(output.attr("shape"));
-  spec.strides = shape_of(output.attr("strides"));
+  spec.shape = shape_from(output.attr("shape"), name);
+  spec.strides = shape_from(output.attr("strides"), name);
   spec.bytes = nb::cast<std::int64_t>(output.attr("bytes"));
   if (spec.bytes == 0) spec.bytes = byte_count(spec.dtype, spec.shape).value_or(0);
   layout.storages.push_back(std::move(spec));
@@ -223,7 +218,7 @@ nb::dict PyLayout::group_shapes() const {
       const StorageSpec& spec = layout_.storages[output];
       outputs.append(nb::make_tuple(spec.name, std::string(dtype_name(spec.dtype)), numbers(spec.shape)));
     }
-    shapes[group.name.c_str()] = nb::make_tuple(entries, outputs);
+    shapes[nb::str(group.name.c_str(), group.name.size())] = nb::make_tuple(entries, outputs);
   }
   return shapes;
 }
@@ -231,7 +226,7 @@ nb::dict PyLayout::group_shapes() const {
 PyLayout PyLayout::renamed(const nb::dict& names) const {
   ModelLayout layout = layout_;
   std::unordered_map<std::string, std::string> others;
-  for (const auto [ours, theirs] : names) others.emplace(nb::cast<std::string>(ours), nb::cast<std::string>(theirs));
+  for (const auto [ours, theirs] : names) others.emplace(name_text(ours), name_text(theirs));
   std::set<std::string> used;
   for (StorageSpec& spec : layout.storages) {
     if (const auto found = others.find(spec.name); found != others.end()) {
@@ -286,14 +281,14 @@ PyLayout PyLayout::with_groups(nb::handle groups) const {
   ModelLayout layout = layout_;
   for (const nb::handle item : groups) {
     StagedGroup group;
-    group.name = nb::cast<std::string>(item.attr("name"));
-    group.hook = nb::cast<std::string>(item.attr("hook"));
+    group.name = name_text(item.attr("name"));
+    group.hook = name_text(item.attr("hook"));
     group.work_bytes = nb::cast<std::int64_t>(item.attr("work_bytes"));
-    const std::string scope = nb::cast<std::string>(item.attr("scope"));
+    const std::string scope = name_text(item.attr("scope"));
     for (const nb::handle entry : item.attr("entries")) {
-      NamedRule named{nb::cast<std::string>(entry[0]), {}};
+      NamedRule named{name_text(entry[0]), {}};
       named.rule.dtypes = {dtype_from_object(entry[1])};
-      named.rule.shape = shape_of(entry[2]);
+      named.rule.shape = shape_from(entry[2], named.name);
       named.rule.scope = scope;
       group.entries.push_back(std::move(named));
     }

@@ -281,6 +281,10 @@ void init_receiver(nb::module_& module) {
              std::uint32_t ranks, std::string endpoint, std::uint32_t threads, std::vector<std::string> data_paths, std::uint32_t credits,
              std::int64_t bucket_bytes_max, std::int64_t deadline_ms, std::vector<std::string> optional_names, const nb::dict& hooks,
              const nb::dict& staged) {
+            if (!nb::isinstance<PyTable>(table))
+              raise(Status(Code::kInvalidArgument, "table: expected a headrace.StorageTable, not " + short_repr(table)));
+            if (!nb::isinstance<PyLayout>(layout))
+              raise(Status(Code::kInvalidArgument, "layout: expected a headrace.Layout, not " + short_repr(layout)));
             ReceiverOptions options;
             options.job = std::move(job);
             options.engine = std::move(engine);

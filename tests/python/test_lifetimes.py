@@ -11,7 +11,6 @@ import types
 import headrace
 import numpy as np
 import pytest
-from conftest import eventually
 
 W = {"w": np.arange(4, dtype=np.float32)}
 
@@ -90,11 +89,10 @@ def test_close_ends_an_update_of_another_thread(job, name):
     updating.start()
     assert inside.wait(30)
     closing.start()
-    eventually(lambda: receiver.closed)
+    updating.join(30)
     go_on.set()
-    for thread in (updating, closing):
-        thread.join(30)
-        assert not thread.is_alive()
+    closing.join(30)
+    assert receiver.closed and not updating.is_alive() and not closing.is_alive()
     assert [type(error) for error in raised] == [headrace.Cancelled] and "the receiver is closed" in str(raised[0])
 
 
@@ -236,6 +234,19 @@ def test_a_source_of_what_is_no_pair_is_refused_with_what_it_is(job, item):
             with pytest.raises(headrace.InvalidArgument, match=r"expected \(name, tensor\), not"):
                 sender.send("run/1", source)
         assert sender.send("run/1", W).proven
+
+
+def test_arguments_of_another_kind_are_refused_as_what_they_are(job):
+    table = table_of()
+    for place, made in (("table", (3, headrace.Layout.identity(table))), ("layout", (table, 3)), ("layout", (table, table))):
+        with pytest.raises(headrace.InvalidArgument, match=f"^{place}: expected a headrace"):
+            headrace.Receiver(*made, job=job)
+    with pytest.raises(headrace.InvalidArgument, match="expected a name, text of UTF-8, not 7"):
+        headrace.Receiver(table, job=job, hooks=headrace.Hooks(staged={7: print}))
+    with pytest.raises(headrace.InvalidArgument, match="expected a name, text of UTF-8, not 7"):
+        headrace.Layout.identity(table).dropping([7])
+    with pytest.raises(headrace.InvalidArgument, match="^x: expected a sequence of integers"):
+        headrace.Layout.build(family="dense", tensors=[("x", "F32", 4)])
 
 
 def test_a_hook_that_cannot_be_called_is_refused_at_once(job):

@@ -28,7 +28,12 @@ class Part:
 def _pairs(tensors: Iterable) -> Iterator[tuple[str, Any]]:
     """Items as (name, tensor); raises InvalidArgument for what is none."""
     for item in tensors:
-        if not isinstance(item, (tuple, list)) or len(item) != 2 or not isinstance(item[0], str) or not _is_text(item[0]):
+        if (
+            not isinstance(item, (tuple, list))
+            or len(item) != 2
+            or not isinstance(item[0], str)
+            or not (item[0].isascii() or _is_text(item[0]))
+        ):
             raise InvalidArgument(f"expected (name, tensor), not {_short(item)}")
         yield item[0], item[1]
 

@@ -197,7 +197,7 @@ class PySender {
 
 /// (dtype, shape in elements of it) of a tensor, as an entry has them.
 static nb::tuple describe(nb::handle tensor, const std::string& name) {
-  TensorReader reader(TensorReader::Hold::kCall);
+  TensorReader reader(TensorReader::Hold::kLook);
   const Tensor read = reader.read(tensor, name);
   nb::list shape;
   for (const std::int64_t dim : read.shape()) shape.append(dim);

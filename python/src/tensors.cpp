@@ -139,7 +139,7 @@ TensorReader::Exchange TensorReader::exchange_of(nb::handle object) {
     if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api") != 0)
       api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
     while (api != nullptr && api->version.major != dlpack::kMajor) api = api->previous;
-    exchange.lazy = nb::hasattr(object.type(), "is_neg") && nb::hasattr(object.type(), "is_conj");
+    exchange.lazy = hold_ != Hold::kLook && nb::hasattr(object.type(), "is_neg") && nb::hasattr(object.type(), "is_conj");
     exchanges_.emplace(type, exchange);
     objects_.push_back(nb::borrow(object.type()));
   }
@@ -155,7 +155,7 @@ bool TensorReader::read_exchange(nb::handle object, std::string_view name, Tenso
   if (lazy && nb::cast<bool>(object.attr("is_neg")())) refuse(name, "a view that torch negates as it reads: resolve_neg() makes it plain");
   if (lazy && nb::cast<bool>(object.attr("is_conj")()))
     refuse(name, "a view that torch conjugates as it reads: resolve_conj() makes it plain");
-  if (hold_ == Hold::kCall && api->tensor_from_object != nullptr) {
+  if (hold_ != Hold::kOwner && api->tensor_from_object != nullptr) {
     dlpack::Tensor borrowed{};
     if (api->tensor_from_object(object.ptr(), &borrowed) == 0) {
       objects_.push_back(nb::borrow(object));

@@ -41,8 +41,9 @@ struct Tensor {
 /// GIL.
 class TensorReader {
  public:
-  /// kCall: the objects stay as they are for as long as this reader lives. kOwner: their memory outlives them if need be.
-  enum class Hold : std::uint8_t { kCall, kOwner };
+  /// kLook: only what a tensor is, its memory is not read. kCall: the objects stay as they are for as long as this reader lives. kOwner:
+  /// their memory outlives them if need be.
+  enum class Hold : std::uint8_t { kLook, kCall, kOwner };
   explicit TensorReader(Hold hold) : hold_(hold) {}
   ~TensorReader();
   TensorReader(TensorReader&&) = default;

@@ -3,7 +3,7 @@
 #include <array>
 #include <cstdint>
 
-namespace headrace {
+namespace [[gnu::visibility("default")]] headrace {
 
 /// The two 64-bit lanes of a fingerprint; sums of parts add up to the sum of the whole (kernels/fingerprint.h says of what).
 struct FingerprintSum {

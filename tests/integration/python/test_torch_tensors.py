@@ -100,7 +100,9 @@ def test_a_modules_storage_is_written_in_place_and_found_by_its_names(job):
     table = headrace.StorageTable.from_module(module)
     assert {spec.name: spec.alias_of for spec in table.storages if spec.alias_of} == {"head.weight": "0.weight"}
     assert "empty" not in table
-    given = {name: torch.randn_like(tensor) for name, tensor in module.state_dict().items() if tensor.is_floating_point() and tensor.numel()}
+    given = {
+        name: torch.randn_like(tensor) for name, tensor in module.state_dict().items() if tensor.is_floating_point() and tensor.numel()
+    }
     given["1.num_batches_tracked"] = torch.tensor(7)
     with headrace.Receiver(table, job=job) as receiver:
         with receiver.update("run/1") as update:

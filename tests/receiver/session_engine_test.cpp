@@ -1,6 +1,11 @@
 // What a session asks of the engine around it, and what the engine and tools ask of a receiver.
+#include <array>
+#include <chrono>
+#include <functional>
 #include <future>
+#include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include "tests/receiver/receiver_fixture.h"
 
@@ -17,10 +22,37 @@ class SessionAndEngine : public ReceiverFixture {
   }
 };
 
+/// A quiescent hook that says what the test tells it, call by call. The hook owns a part of it: it may be on its way when a test ends.
+class ToldQuiescence {
+ public:
+  std::function<Status()> hook() const {
+    return [calls = calls_]() -> Status {
+      Call& call = calls->at(calls->next++);
+      call.asked.set_value();
+      std::future<Status> told = call.told.get_future();
+      if (told.wait_for(kPatience) != std::future_status::ready) return Status(Code::kInternal, "the test did not say");
+      return told.get();
+    };
+  }
+  bool asked(std::size_t call) const { return calls_->at(call).asked.get_future().wait_for(kPatience) == std::future_status::ready; }
+  void tell(std::size_t call, Status status) const { calls_->at(call).told.set_value(std::move(status)); }
+
+ private:
+  static constexpr std::chrono::seconds kPatience{10};
+  struct Call {
+    std::promise<void> asked;
+    std::promise<Status> told;
+  };
+  struct Calls : std::array<Call, 2> {
+    std::size_t next = 0;  // of the thread that runs hooks
+  };
+  std::shared_ptr<Calls> calls_ = std::make_shared<Calls>();
+};
+
 TEST_F(SessionAndEngine, AnswersTheLeadsManifestOnlyWhenTheEngineIsQuiescentAndTakesNoOthersBefore) {
-  std::promise<Status> quiescent;
+  const ToldQuiescence quiescence;
   EngineHooks hooks;
-  hooks.quiescent = [&] { return quiescent.get_future().get(); };
+  hooks.quiescent = quiescence.hook();
   start({}, hooks);
   WireSender lead = connect("lead");
   WireSender other = connect("other");
@@ -29,16 +61,17 @@ TEST_F(SessionAndEngine, AnswersTheLeadsManifestOnlyWhenTheEngineIsQuiescentAndT
   lead.open(1, "run/1");
   lead.manifest(full_manifest());
   EXPECT_TRUE(becomes("open"));
-  quiescent.set_value(Status(Code::kFailedPrecondition, "two requests are running"));
+  ASSERT_TRUE(quiescence.asked(0));
+  quiescence.tell(0, Status(Code::kFailedPrecondition, "two requests are running"));
   EXPECT_NE(lead.expect<wire::ErrorReport>().failure.message.find("two requests are running"), std::string::npos) << "and no ACCEPT";
-  quiescent = {};
   lead.open(2, "run/1", {"lead", "other"});
   lead.manifest(full_manifest());
   EXPECT_TRUE(becomes("open"));
+  ASSERT_TRUE(quiescence.asked(1));
   other.session = SessionId{2};
   other.manifest({});
   EXPECT_NE(other.expect<wire::ErrorReport>().failure.message.find("MANIFEST of sender other before OPENED"), std::string::npos);
-  quiescent.set_value(ok_status());
+  quiescence.tell(1, ok_status());
   EXPECT_EQ(state(), "idle");
 }
 

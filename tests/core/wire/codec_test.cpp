@@ -259,7 +259,8 @@ TEST(Failure, KeepsItsPartsWhereItBecomesAStatus) {
   failure.actual = "bb";
   const Status status = to_status(failure);
   ASSERT_NE(status.detail(), nullptr);
-  const Status copy = status;
+  Status copy = ok_status();
+  copy = status;
   EXPECT_EQ(copy.code(), Code::kCorruption);
   EXPECT_EQ(copy.detail()->engine, "engine-0");
   EXPECT_EQ(copy.detail()->rank, 3);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <exception>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "core/wire/codec.h"
@@ -213,7 +214,8 @@ void SessionControl::on_manifest(UpdateSession& session, SessionSender& sender, 
   }
   sender.known_manifest = manifest.known;
   sender.values = std::move(manifest.values);
-  std::stable_sort(sender.values.begin(), sender.values.end(), [](const auto& a, const auto& b) { return a.entry < b.entry; });
+  std::sort(sender.values.begin(), sender.values.end(),
+            [](const auto& a, const auto& b) { return std::tie(a.entry, a.bytes) < std::tie(b.entry, b.bytes); });
   SenderPart part{sender.name, manifest.digest, {}};
   if (!held) {
     Result<std::vector<wire::ManifestEntry>> entries = wire::decode_entries(manifest.entries);

@@ -179,19 +179,20 @@ std::vector<std::optional<double>> ValueTable::constants() const {
 }
 
 void ValueTable::check(std::span<const Match> touched, const CapturedConstants& captured, bool whole, wire::Reject& refusal) const {
-  std::vector<bool> rules(values_.size(), false);
-  for (const Match& at : touched) rules[at.rule] = true;
+  std::vector<std::vector<bool>> experts(values_.size());  // by rule: which were touched; empty for none
+  for (const Match& at : touched) {
+    experts[at.rule].resize(values_[at.rule].size());
+    experts[at.rule][at.expert] = true;
+  }
+  const auto is_touched = [&](std::uint32_t rule, std::uint32_t expert) { return expert < experts[rule].size() && experts[rule][expert]; };
   for (const GlobalValues::Pair& pair : declared_->pairs()) {
-    if (!rules[pair.first] && !rules[pair.second]) continue;
-    std::set<std::uint32_t> experts;
-    for (const Match& at : touched) {
-      if (at.rule == pair.first || at.rule == pair.second) experts.insert(at.expert);
+    for (std::uint32_t expert = 0; expert < values_[pair.first].size(); ++expert) {
+      if (is_touched(pair.first, expert) || is_touched(pair.second, expert)) check_pair(pair, expert, refusal);
     }
-    for (const std::uint32_t expert : experts) check_pair(pair, expert, refusal);
   }
   for (std::size_t c = 0; c < declared_->constants().size(); ++c) {
     const GlobalValues::Constant& constant = declared_->constants()[c];
-    if (rules[constant.rule]) check_constant(constant, captured.expected(c), whole, refusal);
+    if (!experts[constant.rule].empty()) check_constant(constant, captured.expected(c), whole, refusal);
   }
 }
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <exception>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include "core/wire/codec.h"
@@ -214,8 +213,7 @@ void SessionControl::on_manifest(UpdateSession& session, SessionSender& sender, 
   }
   sender.known_manifest = manifest.known;
   sender.values = std::move(manifest.values);
-  std::sort(sender.values.begin(), sender.values.end(),
-            [](const auto& a, const auto& b) { return std::tie(a.entry, a.bytes) < std::tie(b.entry, b.bytes); });
+  std::sort(sender.values.begin(), sender.values.end(), [](const auto& a, const auto& b) { return a.entry < b.entry; });
   SenderPart part{sender.name, manifest.digest, {}};
   if (!held) {
     Result<std::vector<wire::ManifestEntry>> entries = wire::decode_entries(manifest.entries);

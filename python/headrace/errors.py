@@ -114,21 +114,7 @@ class Internal(Error):
     headrace_code = "internal"
 
 
-_BY_CODE = {
-    kind.headrace_code: kind
-    for kind in (
-        InvalidArgument,
-        FailedPrecondition,
-        Corruption,
-        DeadlineExceeded,
-        Unavailable,
-        ResourceExhausted,
-        Cancelled,
-        Unsupported,
-        DeviceLost,
-        Internal,
-    )
-}
+_BY_CODE = {kind.headrace_code: kind for kind in Error.__subclasses__()}
 
 
 def make_error(code: str, message: str, rank, phase, bucket, name, expected, actual, engine, sender) -> Error:

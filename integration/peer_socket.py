@@ -47,6 +47,7 @@ class PeerSocket:
         self._asks = kind == zmq.REQ
         self._wait_s = wait_s
         self._bound = None
+        self._owed = False  # the answer to what was asked last
         self._socket = context.socket(kind)
         self._socket.linger = _LINGER_MS
         self._socket.reconnect_ivl = _RECONNECT_MS
@@ -77,6 +78,7 @@ class PeerSocket:
             if not self._socket.poll(self._wait_s * 1_000, zmq.POLLOUT):
                 raise PeerTimeout(f"{self._handle}: nobody connected within {self._wait_s:g} s, {expected}")
             self._socket.send(data, zmq.NOBLOCK)
+            self._owed = self._asks
         except zmq.ZMQError as error:
             raise PeerGone(f"{self._handle}: cannot send, {expected}: {error}") from error
 
@@ -88,6 +90,7 @@ class PeerSocket:
             left_ms = max(0.0, deadline - time.monotonic()) * 1_000
             ready = dict(self._poller.poll(0 if gone else left_ms))
             if self._socket in ready:
+                self._owed = False
                 return self._socket.recv()
             if gone:
                 raise PeerGone(f"{self._handle}: the peer went away instead of sending {expected}")
@@ -95,6 +98,10 @@ class PeerSocket:
                 gone = self._peer_went()
             elif left_ms == 0:
                 raise PeerTimeout(f"{self._handle}: no {expected} within {self._wait_s:g} s")
+
+    def settle(self) -> bytes:
+        """The answer to what a REQ side sent last, or nothing where it was read: before it the peer may still read memory of this side."""
+        return self.receive("an answer") if self._owed else b""
 
     def _peer_went(self) -> bool:
         """Reads the connection's events; true when the connection has ended. The wires know no second one."""

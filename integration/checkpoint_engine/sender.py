@@ -48,7 +48,6 @@ class _Update:
     def __init__(self, peer: PeerSocket, segment: Segment):
         self._peer = peer
         self._segment = segment
-        self._waiting = False
 
     def run(self, weights: Iterable[tuple[str, object]]) -> None:
         import torch
@@ -73,7 +72,7 @@ class _Update:
         answers = []
         for _ in range(2):
             self._send(None)
-            answers.append(self._peer.receive("an answer"))
+            answers.append(self._peer.settle())
         for answer in filter(None, answers):
             raise PeerFailed(answer.decode("utf-8", "replace"))
 
@@ -83,14 +82,9 @@ class _Update:
 
     def _send(self, payload: object) -> None:
         self._peer.send(pickle.dumps(payload, 4), "although an update is waiting for it")
-        self._waiting = True
 
     def _settle(self) -> None:
-        """Waits for the answer to the last message, if there is one to come."""
-        if not self._waiting:
-            return
-        answer = self._peer.receive("an answer")
-        self._waiting = False
+        answer = self._peer.settle()
         self._segment.unlink()
         if answer:
             error = PeerFailed(answer.decode("utf-8", "replace"))
@@ -100,8 +94,7 @@ class _Update:
     def _give_up(self, error: BaseException) -> None:
         """Tells a worker that waits for the next bucket that none will come; what the worker says now no longer matters."""
         try:
-            if self._waiting:
-                self._peer.receive("an answer")
+            self._peer.settle()
             self._peer.send(pickle.dumps(RuntimeError(f"the sender failed: {error}"), 4), "which waits for the end")
         except (PeerGone, PeerTimeout):
             pass

@@ -209,7 +209,6 @@ class _Update:
         except BaseException:
             self._segment.unlink()
             raise
-        self._waiting = False
         self.writer = BucketWriter(
             self._segment.memory, 1, may_write=self._settle, full=lambda metas: self._send_table(metas, False), oversized=self._oversized
         )
@@ -249,15 +248,9 @@ class _Update:
 
     def _send(self, payload: object) -> None:
         self._peer.send(pickle.dumps(payload, 4), "although an update is waiting for it")
-        self._waiting = True
 
     def _settle(self) -> None:
-        """Waits for the answer to the last message, if there is one to come."""
-        if not self._waiting:
-            return
-        answer = self._peer.receive("an answer")
-        self._waiting = False
-        if answer:
+        if answer := self._peer.settle():
             raise PeerFailed(f"verl's wire knows empty answers only: {answer[:200]!r}")
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import zmq
 from headrace.integration.host_memory import Segment
-from headrace.integration.peer_socket import PeerGone, PeerTimeout
+from headrace.integration.peer_socket import PeerGone, PeerSocket, PeerTimeout
 from headrace.integration.unpickle import RefusedPickle
 from headrace.integration.verl.wire import BucketReceiver, BucketSender
 from weight_streams import WAIT_S, Landed, assert_same, laughs, mixed, new_handle, nothing_left_behind, start, wait_until
@@ -351,3 +351,20 @@ def test_a_sender_that_is_killed_ends_the_receivers_wait_at_once_and_leaves_no_s
     receiving = start(lambda: receive(handle, Landed()))
     BucketSender(handle, 1_000, WAIT_S).send([])
     receiving.result(WAIT_S)
+
+
+def test_an_answer_is_settled_once_however_often_it_is_asked_for() -> None:
+    handle, context = new_handle("settle"), zmq.Context.instance()
+
+    def echo() -> None:
+        with PeerSocket(context, zmq.REP, handle, WAIT_S) as peer:
+            for _ in range(2):
+                peer.send(peer.receive("a question"), "which waits for an answer")
+
+    with PeerSocket(context, zmq.REQ, handle, WAIT_S) as peer:
+        assert peer.settle() == b"", "nothing was asked"
+        answering = start(echo)
+        for question in (b"one", b"two"):
+            peer.send(question, "an answer")
+            assert [peer.settle(), peer.settle()] == [question, b""]
+        answering.result(WAIT_S)

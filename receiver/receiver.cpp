@@ -103,6 +103,7 @@ Result<std::unique_ptr<Receiver::Impl>> Receiver::Impl::create(ReceiverOptions o
 Receiver::Impl::~Impl() {
   // The loop first: nothing is enqueued after it. Then the apply thread ends what it has; what it still posts is dropped.
   if (loop_ != nullptr) loop_->stop();
+  if (control_ != nullptr) control_->end_waits("the receiver is gone");
   applier_.reset();
   if (guard_ != nullptr) guard_->publish(SlotState::kNone, 0, WeightVersion{});
 }
@@ -267,6 +268,26 @@ void Receiver::Impl::fingerprints_async(std::function<void(Result<std::vector<wi
   if (!enqueued.ok()) done(enqueued);
 }
 
+Result<wire::Receipt> Receiver::Impl::wait_for(const WeightVersion& version, const WaitOptions& options, const std::stop_token& stop) {
+  using Outcome = Result<wire::Receipt>;
+  const std::uint64_t id = next_wait_.fetch_add(1);
+  const auto promise = std::make_shared<std::promise<Outcome>>();
+  std::future<Outcome> answer = promise->get_future();
+  std::optional<std::uint64_t> mark;
+  if (options.since) mark = options.since->ended;
+  loop_->post([this, promise, mark, wait = UpdateWaits::Wait{id, version, options.deadline_ms, 0, [promise](Outcome outcome) {
+                                                               promise->set_value(std::move(outcome));
+                                                             }}] { control_->wait_for(wait, mark); });
+  // Behind the question in the loop's order, so that it cannot come too early.
+  const std::stop_callback cancel(stop, [this, id] { loop_->post([this, id] { control_->cancel_wait(id); }); });
+  try {
+    return answer.get();
+  } catch (const std::future_error&) {
+    // What is posted behind the loop's end is dropped.
+    return Status(Code::kCancelled, "the receiver is gone");
+  }
+}
+
 wire::StatusReply Receiver::Impl::status_on_loop() const {
   wire::StatusReply reply;
   reply.job = options_.job;
@@ -337,6 +358,21 @@ Result<wire::Receipt> Receiver::finish() {
 
 Status Receiver::abort(const std::string& reason) {
   return impl_->ask<Status>([this, reason](auto answer) { answer(impl_->control().abort_plain(reason)); });
+}
+
+UpdateMark Receiver::mark() const {
+  return impl_->ask<UpdateMark>([this](auto answer) { answer(UpdateMark{impl_->control().sessions_ended()}); });
+}
+
+Result<wire::Receipt> Receiver::wait_for(const WeightVersion& version, const WaitOptions& options, const std::stop_token& stop) const {
+  return impl_->wait_for(version, options, stop);
+}
+
+void Receiver::end_waits(const std::string& reason) {
+  impl_->ask<bool>([this, reason](auto answer) {
+    impl_->control().end_waits(reason);
+    answer(true);
+  });
 }
 
 Status Receiver::notify(EngineEvent event) {

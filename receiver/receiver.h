@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -86,8 +87,18 @@ struct NamedView {
 /// other launch constants.
 enum class EngineEvent : std::uint8_t { kSleep, kDiscard, kExpertRebalance, kLoraLoad, kForeignReload, kRecapture };
 
+/// A place in the row of sessions that end at a receiver: before the next one. Of the receiver that gave it.
+struct UpdateMark {
+  std::uint64_t ended = 0;
+};
+
+struct WaitOptions {
+  std::optional<UpdateMark> since;  // where to look from, so that no session is missed that ends before the call; none: from the call
+  std::int64_t deadline_ms = 0;     // without a sign of progress: the call, and each step of a session of that version; 0: the receiver's
+};
+
 /// A rank's end of an update: takes buckets from senders and writes them into live storage, in place and proven. One progress thread owns
-/// the session; the public calls may come from any one thread at a time.
+/// the session; the public calls may come from any one thread at a time, but those that wait for an update from any number of them.
 class Receiver {
  public:
   /// Writes the layout's constants, claims the place in the run directory and starts listening. `table` is sealed and lists the storages of
@@ -116,6 +127,18 @@ class Receiver {
   /// Checks coverage and fingerprints against what load() was given, runs the hooks, publishes the version.
   Result<wire::Receipt> finish();
   Status abort(const std::string& reason);
+
+  // Waiting for an update that senders bring.
+
+  UpdateMark mark() const;
+  /// Returns when `version` is committed here, with its receipt: at once where it is held already, otherwise when the `committed` hook has
+  /// returned. The first session of that version that ended since the mark decides, also where others followed; only the last 16 ends are
+  /// remembered. kFailedPrecondition: that session failed, was refused, or is in doubt, with the state and all that the failure says;
+  /// kDeadlineExceeded: no sign of progress; kCancelled: `stop` was asked for, or end_waits() called. Deadlines are looked at ten times a
+  /// second. Not in a hook.
+  Result<wire::Receipt> wait_for(const WeightVersion& version, const WaitOptions& options = {}, const std::stop_token& stop = {}) const;
+  /// Ends all waits, also those that begin later, with kCancelled and this reason. Before a receiver goes that others may be waiting for.
+  void end_waits(const std::string& reason);
 
   /// Tells of an event outside any update; an open session is ended as the state table says.
   Status notify(EngineEvent event);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <future>
 #include <memory>
@@ -44,6 +45,7 @@ class Receiver::Impl {
   wire::StatusReply status_on_loop() const;
   void fingerprints_async(std::function<void(Result<std::vector<wire::TensorFingerprint>>)> done);
   SessionControl& control() { return *control_; }
+  Result<wire::Receipt> wait_for(const WeightVersion& version, const WaitOptions& options, const std::stop_token& stop);
 
  private:
   Impl(ReceiverOptions options, ModelLayout layout, const StorageTable& table, Device& device, EngineHooks hooks, ReceiverParts parts);
@@ -75,6 +77,7 @@ class Receiver::Impl {
   std::unique_ptr<PeerBook> peers_;
   std::unique_ptr<Inspection> inspection_;
   std::unique_ptr<SessionControl> control_;
+  std::atomic<std::uint64_t> next_wait_{1};
 };
 
 }  // namespace headrace

@@ -145,6 +145,7 @@ void SessionControl::fail(SessionEvent event, wire::Failure failure) {
   for (const SessionSender& sender : session->senders) {
     if (sender.peer) env_.send(*sender.peer, session->id, wire::ErrorReport{failure, static_cast<std::uint32_t>(state_)});
   }
+  waits_.end(session->version, failed_update(session->version, wire::to_status(failure)));
   if (plain_begun_) std::exchange(plain_begun_, nullptr)(wire::to_status(failure));
   if (plain_done_) std::exchange(plain_done_, nullptr)(wire::to_status(failure));
 }
@@ -283,8 +284,9 @@ void SessionControl::reject(UpdateSession& session, wire::Reject refusal) {
   failed_session_ = session.id;
   failure_ = refusal.defects.front();
   to_senders(session, std::move(refusal));
-  session_.reset();
+  const std::unique_ptr<UpdateSession> ended = std::move(session_);
   apply(SessionEvent::kReject);
+  waits_.end(ended->version, failed_update(ended->version, wire::to_status(failure_)));
   if (state_ == SessionState::kInDoubt) session_ = std::move(doubtful_);
 }
 
@@ -479,7 +481,9 @@ void SessionControl::commit(UpdateSession& session) {
   session.receipt.phases.commit = session.lap_ms();
   last_receipt_ = session.receipt;
   std::shared_ptr<UpdateSession> ended(std::move(session_));
+  committing_ = true;
   auto tell = [this, ended](const Status& status) {
+    committing_ = false;
     if (!status.ok()) {
       // Committed, but the engine would serve with stale caches: nothing is served until the next update.
       version_.reset();
@@ -487,10 +491,12 @@ void SessionControl::commit(UpdateSession& session) {
       const wire::Failure failure = own_failure(status, "commit");
       last_failure_ = wire::to_status(failure).to_string();
       to_senders(*ended, wire::ErrorReport{failure, static_cast<std::uint32_t>(state_)});
+      waits_.end(ended->version, failed_update(ended->version, wire::to_status(failure)));
       if (plain_done_) std::exchange(plain_done_, nullptr)(status);
       return;
     }
     to_senders(*ended, wire::Committed{ended->receipt});
+    waits_.end(ended->version, ended->receipt);
     if (plain_done_) std::exchange(plain_done_, nullptr)(ended->receipt);
   };
   if (env_.hooks->committed == nullptr) return tell(ok_status());
@@ -514,6 +520,11 @@ void SessionControl::on_peer_lost(const PeerId& peer, const Status& how) {
 }
 
 void SessionControl::on_tick() {
+  check_session_deadline();
+  if (waits_.size() != 0) waits_.answer_failed([this](const UpdateWaits::Wait& wait) { return overdue(wait); });
+}
+
+void SessionControl::check_session_deadline() {
   if (session_ == nullptr || state_ == SessionState::kInDoubt) return;
   if (const std::uint64_t progress = env_.applier->progress(); progress != apply_progress_) {
     apply_progress_ = progress;

@@ -20,6 +20,7 @@
 #include "receiver/receiver.h"
 #include "receiver/session_table.h"
 #include "receiver/update_session.h"
+#include "receiver/update_waits.h"
 #include "receiver/written_storages.h"
 
 namespace headrace {
@@ -61,8 +62,16 @@ class SessionControl {
   void on_message(const PeerId& peer, PeerBook::Peer& from, wire::Message message, std::vector<std::byte> attachment);
   void on_peer_lost(const PeerId& peer, const Status& how);
   void on_engine_event(EngineEvent event);
-  /// Looks at the deadline; call it at least every few hundred milliseconds.
+  /// Looks at the deadlines; call it at least every few hundred milliseconds.
   void on_tick();
+
+  std::uint64_t sessions_ended() const noexcept { return waits_.ended(); }
+  std::size_t waiting() const noexcept { return waits_.size(); }
+  /// As Receiver::wait_for. `wait.since_ns` and a deadline of 0 are filled in; without a mark it counts from now.
+  void wait_for(UpdateWaits::Wait wait, std::optional<std::uint64_t> mark);
+  void cancel_wait(std::uint64_t id) { waits_.cancel(id); }
+  /// Ends all waits, also those that come later.
+  void end_waits(const std::string& reason);
 
   using Done = std::function<void(const Status&)>;
   using ReceiptDone = std::function<void(Result<wire::Receipt>)>;
@@ -114,6 +123,11 @@ class SessionControl {
   bool apply(SessionEvent event);
   void publish();
   void to_senders(const UpdateSession& session, const wire::Body& body);
+  void check_session_deadline();
+  /// What a wait for an update that failed is told: the state, and all that the failure says.
+  Status failed_update(const WeightVersion& version, const Status& failure) const;
+  /// The failure of a wait that saw no sign of progress for too long; ok for others.
+  Status overdue(const UpdateWaits::Wait& wait) const;
   /// Its failure or its exception, with its name. On the apply thread, as all hooks.
   static Status call_hook(std::string_view name, const std::function<Status()>& hook);
   static Status discard_status(std::span<const std::string> pools);
@@ -164,6 +178,9 @@ class SessionControl {
   std::uint64_t apply_progress_ = 0;
   SlotState published_ = SlotState::kNone;
   MemoryMeter meter_;
+  UpdateWaits waits_;
+  std::string waits_ended_;  // why; empty while they are taken
+  bool committing_ = false;  // COMMIT was taken, and the engine's hook has not answered
   // The plain call.
   std::vector<wire::ManifestEntry> plain_entries_;
   std::vector<CastSums> plain_sums_;

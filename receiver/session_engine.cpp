@@ -1,7 +1,8 @@
-// What SessionControl asks of the engine around it, and what the engine tells it: hooks, places, expert maps, lost content.
+// What SessionControl asks of the engine around it, and what the engine asks and tells: hooks, places, expert maps, lost content, waits.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -105,6 +106,48 @@ void SessionControl::on_engine_event(EngineEvent event) {
     return;
   }
   fail(session_event, Status(Code::kCancelled, std::string(text) + " during an update"), phase());
+}
+
+void SessionControl::wait_for(UpdateWaits::Wait wait, std::optional<std::uint64_t> mark) {
+  if (!waits_ended_.empty()) return wait.done(Status(Code::kCancelled, waits_ended_));
+  if (!valid_run_id(wait.version.run)) return wait.done(Status(Code::kInvalidArgument, fmt::format("run id \"{}\"", wait.version.run)));
+  if (wait.deadline_ms < 0) return wait.done(Status(Code::kInvalidArgument, fmt::format("a deadline of {} ms", wait.deadline_ms)));
+  if (wait.deadline_ms == 0) wait.deadline_ms = env_.options->deadline_ms;
+  if (const auto* outcome = waits_.first_after(mark.value_or(waits_.ended()), wait.version)) return wait.done(*outcome);
+  if (version_ == wait.version && last_receipt_ && !committing_) return wait.done(*last_receipt_);
+  wait.since_ns = env_.clock->now_ns();
+  waits_.add(std::move(wait));
+}
+
+void SessionControl::end_waits(const std::string& reason) {
+  waits_ended_ = reason;
+  waits_.answer_failed([&](const UpdateWaits::Wait&) { return Status(Code::kCancelled, reason); });
+}
+
+Status SessionControl::failed_update(const WeightVersion& version, const Status& failure) const {
+  // Whatever it was, this engine can only wait for the next one: both sides have to begin anew.
+  const Status status(Code::kFailedPrecondition,
+                      fmt::format("the update to {} has failed, rank {} of {} is {}: {}", version.to_string(), env_.options->rank,
+                                  env_.options->engine, wire::session_state_name(state_), failure.to_string()));
+  return failure.detail() != nullptr ? status.with(*failure.detail()) : status;
+}
+
+Status SessionControl::overdue(const UpdateWaits::Wait& wait) const {
+  constexpr std::int64_t kNsPerMs = 1'000'000;
+  const bool begun = session_ != nullptr && session_->version == wait.version;
+  const std::int64_t sign = begun ? std::max(wait.since_ns, session_->deadline.touched_ns()) : wait.since_ns;
+  if ((env_.clock->now_ns() - sign) / kNsPerMs < wait.deadline_ms) return ok_status();
+  const std::string held = version_ ? version_->to_string() : "none";
+  StatusDetail detail;
+  detail.engine = env_.options->engine;
+  detail.rank = env_.options->rank;
+  detail.expected = wait.version.to_string();
+  detail.actual = held;
+  return Status(Code::kDeadlineExceeded,
+                fmt::format("the update to {} {} within {} ms: rank {} of {} is {}, its version {}{}{}", wait.version.to_string(),
+                            begun ? "made no progress" : "did not begin", wait.deadline_ms, env_.options->rank, env_.options->engine,
+                            wire::session_state_name(state_), held, last_failure_.empty() ? "" : ", its last failure: ", last_failure_))
+      .with(std::move(detail));
 }
 
 }  // namespace headrace

@@ -90,7 +90,11 @@ void SessionControl::on_open(const PeerId& peer, const std::string& sender, Sess
   Status status = id.value != 0 ? check_open(sender, open, version) : Status(Code::kInvalidArgument, "OPEN without a session id");
   if (!status.ok()) {
     // The open session, if any, is not disturbed: only the one who asked hears of it.
-    env_.send(peer, id, wire::ErrorReport{own_failure(status, "open"), static_cast<std::uint32_t>(state_)});
+    const wire::Failure failure = own_failure(status, "open");
+    env_.send(peer, id, wire::ErrorReport{failure, static_cast<std::uint32_t>(state_)});
+    // Whoever waits for that version waits for this sender.
+    if (!version.run.empty() && (session_ == nullptr || session_->version != version))
+      waits_.end(version, failed_update(version, wire::to_status(failure)));
     return;
   }
   const std::int64_t deadline_ms = env_.options->deadline_ms;

@@ -37,6 +37,8 @@ class ProgressDeadline {
   ProgressDeadline(const Clock& clock, std::int64_t period_ms) : clock_(&clock), period_ns_(period_ms * 1'000'000) { touch(); }
   void touch() { due_ns_ = clock_->now_ns() + period_ns_; }
   bool expired() const { return clock_->now_ns() >= due_ns_; }
+  /// When it was touched last, on its clock.
+  std::int64_t touched_ns() const { return due_ns_ - period_ns_; }
   /// Milliseconds left, at least 0.
   std::int64_t left_ms() const {
     const std::int64_t left = due_ns_ - clock_->now_ns();

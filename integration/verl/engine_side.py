@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,11 +29,8 @@ CONTROL = "__headrace_update__"
 # What comes behind it, as large as a bucket: so that verl's sender hands CONTROL over at once and asks for more when it has been read.
 FILLER = "__headrace_filler__"
 
-_LOOK_S = 0.005
 # From the announcement to the engine worker's call through verl's servers.
 _ARRIVAL_S = 60.0
-# From the hook to the state that says so.
-_OPENING_S = 2.0
 
 # name, torch dtype's name, shape
 Tensor = tuple[str, str, tuple[int, ...]]
@@ -151,7 +147,6 @@ class EngineSide:
         self._updates = 0
         # Set while the worker's thread is inside an update and so in no forward pass.
         self._still = threading.Event()
-        self._asked: float | None = None
         self.receipt: headrace.Receipt | None = None
 
     @property
@@ -186,9 +181,7 @@ class EngineSide:
 
     def quiescent(self) -> bool:
         """For the receiver's hook, on a thread of its own. A trainer that knows its receivers from before may be here first: waits."""
-        still = self._still.wait(min(self._wait_s, _ARRIVAL_S))
-        self._asked = time.monotonic()
-        return still
+        return self._still.wait(min(self._wait_s, _ARRIVAL_S))
 
     def _enter(self, model: BoundModel) -> None:
         model.open()
@@ -204,14 +197,15 @@ class EngineSide:
         self._updates += 1
         return EngineUpdate(self, self._model, f"{self._bound_to[0]}/{self._updates}")
 
-    def attend(self, announcement: Announcement) -> None:
-        """Returns when this rank has committed the announced version; raises what kept it from that."""
+    def attend(self, announcement: Announcement, since: int | None = None) -> None:
+        """Returns when this rank has committed the announced version; raises what kept it from that. since: the receiver's mark() from
+        before the trainer could begin."""
         model = self._ensure(announcement.job, announcement.tensors)
-        failure_before = model.receiver.status().last_failure
-        self._asked = None
+        since = model.receiver.mark() if since is None else since
+        wait_s = min(announcement.wait_s, self._wait_s)
         self._enter(model)
         try:
-            self._await(model.receiver, announcement.version, min(announcement.wait_s, self._wait_s), failure_before)
+            model.receiver.wait_for(announcement.version, since=since, deadline_ms=max(1, int(wait_s * 1_000)))
         finally:
             self._leave(model)
 
@@ -237,31 +231,6 @@ class EngineSide:
         logger.info("headrace: bound to %d tensors at %s: %s", len(parsed), self._model.receiver.endpoint, dict(self._model.ways()))
         return self._model
 
-    def _await(self, receiver: headrace.Receiver, version: str, wait_s: float, failure_before: str | None) -> None:
-        """Until `version` is committed here; the deadline counts from the last sign of progress."""
-        began, seen, until = False, None, 0.0
-        while True:
-            status = receiver.status()
-            where = {"rank": status.rank, "engine": status.engine}
-            if status.version == version and status.state == "idle":
-                return
-            if status.attempted_version == version and status.state in ("open", "applying", "prepared"):
-                began = True
-            elif began or status.last_failure != failure_before or self._was_asked_long_ago():
-                raise headrace.FailedPrecondition(
-                    f"update {version} has failed, this rank is {status.state}: {status.last_failure}", **where
-                )
-            sign = (status.state, status.attempted_version, status.version)
-            if sign != seen:
-                seen, until = sign, time.monotonic() + wait_s
-            elif time.monotonic() > until:
-                raise headrace.DeadlineExceeded(f"update {version}: no progress for {wait_s:g} s, this rank is {status.state}", **where)
-            time.sleep(_LOOK_S)
-
-    def _was_asked_long_ago(self) -> bool:
-        """The hook has run and no session is open: it came and went unseen, between two looks."""
-        return self._asked is not None and time.monotonic() - self._asked > _OPENING_S
-
 
 class _Arrival:
     """What comes in one update of verl's wire. Its first bucket says which way it goes."""
@@ -270,6 +239,7 @@ class _Arrival:
         self._side = side
         self._unbound = unbound
         self._announced: Announcement | None = None
+        self._since: int | None = None
         self.verdict = Verdict()
         self.writing: EngineUpdate | None = None
 
@@ -280,7 +250,7 @@ class _Arrival:
         elif bucket.entries and bucket.entries[0].name == FILLER:
             # Where it is the last, the trainer has decided to send directly; else weights follow.
             if is_last and self._announced is not None:
-                self._side.attend(self._announced)
+                self._side.attend(self._announced, self._since)
         elif self._side.model is not None:
             if self.writing is None:
                 self.writing = self._side.begin()
@@ -291,7 +261,8 @@ class _Arrival:
     def _answer(self, announced: Announcement) -> None:
         self._announced = announced
         try:
-            self._side._ensure(announced.job, announced.tensors)
+            # A trainer begins when it has the verdict.
+            self._since = self._side._ensure(announced.job, announced.tensors).receiver.mark()
         except headrace.Unsupported as error:
             self.verdict = Verdict(str(error))
         except headrace.Error as error:

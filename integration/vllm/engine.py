@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +18,6 @@ from .derived import derivations, derive, unrepeatable
 from .experts import expert_maps
 
 logger = logging.getLogger(__name__)
-
-_LOOK_S = 0.01  # how often a waiting worker looks at what its receiver does
-_GONE_S = 5.0  # a session that was asked for and is not there after this long has failed between two looks
 
 
 @dataclass
@@ -67,8 +62,7 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
         self._places: dict[str, tuple] = {}
         self._session = False  # between the worker's start and finish: no forward pass runs
         self._awaited = ""
-        self._opened_at: float | None = None  # when a trainer last asked for a session
-        self._committed = threading.Event()
+        self._mark = 0  # the receiver's, from before a trainer could begin
 
     # What the worker calls.
 
@@ -128,11 +122,11 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
 
     def start_weight_update(self) -> None:
         """From here on no forward pass runs until finish or a failed update: what vLLM's caller promises with this call."""
-        self._need_receiver()
+        receiver = self._need_receiver()
         self._check_places()
+        self._mark = receiver.mark()
         self._session = True
         self._awaited = ""
-        self._opened_at = None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """As the base's, without waiting for an accelerator. What it raises ends the worker's session."""
@@ -149,7 +143,7 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
         if update_info.kind != "receive" or not update_info.version:
             raise headrace.InvalidArgument(f"update of kind {update_info.kind!r} to version {update_info.version!r}")
         self._awaited = update_info.version
-        self._await_commit(receiver, update_info.version)
+        receiver.wait_for(update_info.version, since=self._mark, deadline_ms=self._deadline_ms)
 
     def finish_weight_update(self) -> None:
         """Every byte is in place, proven and committed, or this raises and may be called again."""
@@ -229,14 +223,12 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
             locate=self._locate,
             expert_map=(lambda: expert_maps(self.model)) if self.parallel_config.enable_eplb else None,
             derive=self._derive if has_derived else None,
-            committed=self._committed.set,
             staged={"load_weights": self._load_group},
         )
 
     def _quiescent(self) -> None:
         if not self._session:
             raise headrace.FailedPrecondition("vLLM has no weight update open: start_weight_update comes first")
-        self._opened_at = time.monotonic()
 
     def _locate(self) -> dict[str, torch.Tensor]:
         named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
@@ -251,31 +243,6 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
             self.model.load_weights(iter([(view.name, view.torch()) for view in inputs]))
 
     # Ours.
-
-    def _await_commit(self, receiver: headrace.Receiver, version: str) -> None:
-        """Returns when `version` is committed here; raises with the receiver's words when its session failed, or none began in time."""
-        self._committed.clear()
-        failure = receiver.status().last_failure
-        began = False
-        until = time.monotonic() + self._deadline_ms / 1000
-        while True:
-            status = receiver.status()
-            if status.version == version and status.state == "idle":
-                return
-            failed = status.last_failure != failure
-            if status.attempted_version == version and status.state in ("open", "applying", "prepared"):
-                began = True
-            elif status.attempted_version == version and (began or failed):
-                raise headrace.FailedPrecondition(
-                    f"update to {version}: this rank is {status.state}: {status.last_failure}", actual=status.state
-                )
-            elif began or failed or (self._opened_at is not None and time.monotonic() - self._opened_at > _GONE_S):
-                raise headrace.FailedPrecondition(
-                    f"update to {version} failed before its first byte: {status.last_failure}", actual=status.state
-                )
-            elif time.monotonic() > until:
-                raise headrace.DeadlineExceeded(f"no trainer began the update to {version} within {self._deadline_ms} ms")
-            self._committed.wait(_LOOK_S)
 
     def _need_receiver(self) -> headrace.Receiver:
         if self.receiver is None:

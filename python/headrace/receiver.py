@@ -186,6 +186,31 @@ class Receiver:
 
         return await asyncio.to_thread(whole)
 
+    def mark(self) -> int:
+        """A place in the row of updates that end here, for wait_for(): before the next one."""
+        return self._core.mark()
+
+    def wait_for(self, version: str, *, since: int | None = None, deadline_ms: int = 0) -> Receipt:
+        """Returns when senders have brought `version`, RUN/STEP, and it is committed here: at once where it is held already, otherwise
+        after the committed hook.
+
+        since: a mark() from before anybody could begin, so that no update is missed that ended meanwhile; None: from the call. The first
+        one to this version since then decides. deadline_ms: without a sign of progress, which are the call and each step of an update to
+        this version; 0: the receiver's. Any number of threads may wait. Raises FailedPrecondition when that update failed, was refused, or
+        is in doubt, with what the failure says of where; DeadlineExceeded; Cancelled when the receiver is closed. Refused in a hook.
+        """
+        return self._core.wait_for(version, since, deadline_ms, _core.Stop())
+
+    async def wait_for_async(self, version: str, *, since: int | None = None, deadline_ms: int = 0) -> Receipt:
+        """wait_for() without holding up the event loop. A cancelled task ends the wait."""
+        import asyncio
+
+        stop = _core.Stop()
+        try:
+            return await asyncio.to_thread(self._core.wait_for, version, since, deadline_ms, stop)
+        finally:
+            stop.ask()
+
     def status(self) -> Status:
         return self._core.status()
 

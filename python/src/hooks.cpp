@@ -133,7 +133,7 @@ nb::object PyHooks::take_cause() {
 
 Status PyHooks::keep(nb::python_error& error, const std::string& what) {
   Status status = status_of(error, what);
-  if (!cause_.is_valid()) cause_ = nb::borrow(error.value());
+  cause_ = nb::borrow(error.value());
   return status;
 }
 
@@ -150,6 +150,7 @@ Status PyHooks::call(const char* name) {
 
 std::vector<StorageLocation> PyHooks::locate() {
   const Running running(*this);
+  cause_.reset();  // every session asks here before anything else can go wrong
   return locate_here();
 }
 

@@ -36,7 +36,7 @@ class LeasingDevice final : public Device {
 };
 
 /// The engine's hooks as Python callables. They are called on the apply thread, with the GIL; what they raise becomes a Status, and the
-/// first exception since take_cause() is kept. Everything here but the calls themselves needs the GIL.
+/// last exception of this session is kept until take_cause(). Everything here but the calls themselves needs the GIL.
 class PyHooks {
  public:
   /// `hooks` is a dict by the names of EngineHooks, without what is None; `staged` one by hook.
@@ -44,6 +44,7 @@ class PyHooks {
   /// The calls hold a pointer to this.
   EngineHooks engine_hooks();
   nanobind::object take_cause();
+  nanobind::handle cause() const { return cause_; }
   /// kFailedPrecondition where live storage is not where it was sealed: engines give memory back while they sleep.
   Status check_places();
   /// Whether this thread is in one of them.

@@ -1,6 +1,7 @@
 #include "python/src/receiver.h"
 
 #include <fmt/format.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -8,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <stop_token>
 #include <unordered_map>
 #include <utility>
 
@@ -42,6 +44,12 @@ EngineEvent event_of(const std::string& name) {
   raise(Status(Code::kInvalidArgument, fmt::format("event {}: expected sleep, discard, expert_rebalance, lora_load, foreign_reload or "
                                                    "recapture",
                                                    name)));
+}
+
+WeightVersion version_of(const std::string& version) {
+  const std::optional<WeightVersion> parsed = parse_weight_version(version);
+  if (!parsed) raise(Status(Code::kInvalidArgument, fmt::format("version '{}': expected RUN/STEP, such as run-1/17", version)));
+  return *parsed;
 }
 
 /// Which tensors belong to staged groups, and which groups are there in part: these must come whole in one call of Receiver::load().
@@ -120,11 +128,10 @@ class PyReceiver {
   std::string endpoint() { return end_.get().endpoint(); }
 
   void begin(const std::string& version) {
-    const std::optional<WeightVersion> parsed = parse_weight_version(version);
-    if (!parsed) raise(Status(Code::kInvalidArgument, fmt::format("version '{}': expected RUN/STEP, such as run-1/17", version)));
+    const WeightVersion begun = version_of(version);
     refuse_in_hook("begin");
     hooks_.take_cause();
-    run([&](Receiver& receiver) { return receiver.begin(*parsed); });
+    run([&](Receiver& receiver) { return receiver.begin(begun); });
     kept_.clear();
     groups_.reset();
   }
@@ -149,6 +156,16 @@ class PyReceiver {
     const EngineEvent known = event_of(event);
     run([&](Receiver& receiver) { return receiver.notify(known); });
   }
+  std::uint64_t mark() {
+    UpdateMark mark;
+    run([&](Receiver& receiver) {
+      mark = receiver.mark();
+      return ok_status();
+    });
+    return mark.ended;
+  }
+  nb::object wait_for(const std::string& version, std::optional<std::uint64_t> since, std::int64_t deadline_ms,
+                      const std::stop_source& stop);
   nb::object status() {
     wire::StatusReply reply;
     run([&](Receiver& receiver) {
@@ -180,7 +197,11 @@ class PyReceiver {
   }
   static void interrupt(Receiver& receiver, const char* why) { (void)receiver.abort(why); }
   void end() {
-    if (end_.close([](Receiver& receiver) { interrupt(receiver, "the receiver is closed"); })) leave_run_directory();
+    const auto let_go = [](Receiver& receiver) {
+      interrupt(receiver, "the receiver is closed");
+      receiver.end_waits("the receiver is closed");
+    };
+    if (end_.close(let_go)) leave_run_directory();
   }
   template <class Work>
   void run(const Work& work) {
@@ -207,6 +228,20 @@ class PyReceiver {
   std::vector<Kept> kept_;
   OpenEnd<Receiver> end_{"receiver"};
 };
+
+nb::object PyReceiver::wait_for(const std::string& version, std::optional<std::uint64_t> since, std::int64_t deadline_ms,
+                                const std::stop_source& stop) {
+  refuse_in_hook("wait_for");
+  const WeightVersion awaited = version_of(version);
+  WaitOptions options{std::nullopt, deadline_ms};
+  if (since) options.since = UpdateMark{*since};
+  std::stop_source mine = stop;  // sources of one stop
+  std::optional<Result<wire::Receipt>> receipt;
+  end_.run([&](Receiver& receiver) { receipt = receiver.wait_for(awaited, options, mine.get_token()); },
+           [&](Receiver&) { mine.request_stop(); });
+  if (receipt->ok()) return receipt_record(receipt->value());
+  raise(receipt->status(), receipt->status().code() == Code::kFailedPrecondition ? hooks_.cause() : nb::handle());
+}
 
 void PyReceiver::load_views(const std::vector<NamedView>& views, const std::vector<bool>& keep) {
   const std::vector<Kept> before = std::exchange(kept_, {});
@@ -274,6 +309,9 @@ void PyReceiver::load_bucket(const Bucket& bucket) {
 }
 
 void init_receiver(nb::module_& module) {
+  nb::class_<std::stop_source>(module, "Stop", "Ends the waits that it was given to, when it is asked.")
+      .def(nb::init<>())
+      .def("ask", [](std::stop_source& self) { self.request_stop(); });
   nb::class_<PyReceiver>(module, "Receiver", "What stands behind headrace.Receiver.")
       .def(
           "__init__",
@@ -310,6 +348,8 @@ void init_receiver(nb::module_& module) {
       .def("finish", &PyReceiver::finish)
       .def("abort", &PyReceiver::abort, nb::arg("reason"))
       .def("notify", &PyReceiver::notify, nb::arg("event"))
+      .def("mark", &PyReceiver::mark)
+      .def("wait_for", &PyReceiver::wait_for, nb::arg("version"), nb::arg("since").none(), nb::arg("deadline_ms"), nb::arg("stop"))
       .def("status", &PyReceiver::status)
       .def("fingerprint", &PyReceiver::fingerprint)
       .def("close", &PyReceiver::close);

@@ -14,7 +14,12 @@ namespace nb = nanobind;
 namespace headrace::python {
 namespace {
 constexpr std::chrono::milliseconds kSignalStep{50};
+
+bool hears_signals() {
+  const nb::module_ threading = nb::module_::import_("threading");
+  return threading.attr("get_ident")().equal(threading.attr("main_thread")().attr("ident"));
 }
+}  // namespace
 
 struct Waits::Shared {
   std::mutex mutex;
@@ -58,16 +63,17 @@ void Waits::serve(const std::shared_ptr<Shared>& shared) {
 }
 
 void Waits::run(std::function<void()> work, const std::function<void()>& interrupt) {
+  const bool alone = !hears_signals();
   std::optional<nb::python_error> interrupted;  // begins and ends with the GIL
   std::exception_ptr thrown;
   {
     const nb::gil_scoped_release without_gil;
+    if (alone) return work();
     std::unique_lock lock(shared_->mutex);
     if (shared_->busy) {
-      // A hook that asks while the main thread waits: it has no signals to look for.
+      // A signal's handler that asks while its thread waits below.
       lock.unlock();
-      work();
-      return;
+      return work();
     }
     if (!thread_.joinable()) thread_ = std::thread([shared = shared_] { serve(shared); });
     shared_->work = std::move(work);

@@ -6,8 +6,8 @@
 
 namespace headrace::python {
 
-/// Runs what may take time on a thread of its own, while the caller waits without the GIL and looks for signals: the one way in which calls
-/// of this package wait. A call that comes while another one waits (from a hook) runs on its own thread.
+/// Runs what may take time while the caller waits without the GIL: the one way in which calls of this package wait. Signals come to
+/// Python's main thread only: what that one calls runs on a thread of its own meanwhile, and all others run theirs themselves.
 class Waits {
  public:
   Waits();

@@ -14,7 +14,7 @@ import pytest
 import torch
 import verl_cpu_platform  # noqa: F401
 from headrace.integration.buckets import Bucket
-from headrace.integration.verl.engine_side import Announcement, EngineSide, Verdict, parse_tensors
+from headrace.integration.verl.engine_side import Announcement, EngineSide, Verdict, dump_tensors, parse_tensors
 from headrace.integration.verl.wire import BucketFan, BucketReceiver, BucketSender, BucketStream
 from verl.checkpoint_engine import CheckpointEngineRegistry
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
@@ -396,3 +396,18 @@ def test_a_stream_that_is_left_early_lets_the_sender_end() -> None:
     receiving = start(lambda: asyncio.run(first()))
     BucketSender(handle, 2_000, WAIT_S).send(mixed().items())
     assert receiving.result(WAIT_S) == "u8.odd"
+
+
+def test_an_announced_update_that_failed_before_it_was_waited_for_is_not_waited_for(engine: Engine) -> None:
+    sent = described(engine.live)
+    engine.side.learn(sent)
+    job = engine.binds[0]
+    announcement = Announcement(job, f"{job}/1", WAIT_S, dump_tensors(sent))
+    since = engine.receiver.mark()
+    with headrace.Sender.connect(job=job) as sender, pytest.raises(headrace.Error, match="visitor"):
+        engine.side._still.set()
+        sender.send(announcement.version, {**bindable(1), "visitor": torch.ones(3)}, progress=False)
+    engine.side._still.clear()
+    with pytest.raises(headrace.FailedPrecondition, match=f"update to {job}/1 has failed, rank 0 of replica-0 is idle: .*visitor"):
+        engine.side.attend(announcement, since)
+    assert not engine.running

@@ -12,9 +12,6 @@
 namespace headrace {
 namespace {
 
-/// Keys of expert runs are one per (rule, placement); no family has more placements of one tensor than this.
-constexpr std::uint32_t kPlacementsMax = 8;
-
 Status at_rule(const TensorRule& rule, const Status& status) {
   return Status(status.code(), fmt::format("parameter {} {}: {}", rule.param, rule.shard, status.message()));
 }

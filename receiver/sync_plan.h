@@ -17,6 +17,9 @@
 
 namespace headrace {
 
+/// Keys of expert runs are one per (rule, placement); no layout has more placements of one tensor than this.
+inline constexpr std::uint32_t kPlacementsMax = 8;
+
 /// One sender's share of an update.
 struct SenderPart {
   std::string sender;

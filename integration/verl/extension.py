@@ -74,8 +74,8 @@ class HeadraceWorkerExtension(vLLMColocateWorkerExtension):
             return "the model is quantised"
         if peft_config:
             return "LoRA"
-        if self._use_mtp_drafter_weight_sync():
-            return "a draft model is kept in step"
+        if self._use_mtp_drafter_weight_sync() and self._get_draft_model_config() is None:
+            return "a draft model without a config is kept in step"
         if torch.version.hip is not None:
             return "ROCm"
         if not use_shm or (self.device is not None and self.device.type != "cpu"):
@@ -131,10 +131,16 @@ class _BoundVllmModel:
     """The model of a vLLM worker behind headrace's engine for vLLM, which tries out what lands where."""
 
     def __init__(self, worker: HeadraceWorkerExtension, job: str, tensors: tuple[Tensor, ...]) -> None:
-        from ..vllm.engine import HeadraceEngine, HeadraceInitInfo
+        from ..vllm.engine import HeadraceEngine, HeadraceInitInfo, drafter_part
 
         class Engine(HeadraceEngine):
-            """verl's trainer and its engines set out together: the hook waits for the worker's thread."""
+            """verl's trainer and its engines set out together: the hook waits for the worker's thread. A drafter that verl keeps in step
+            is written by the same update."""
+
+            def _parts(self) -> tuple:
+                if not worker._use_mtp_drafter_weight_sync():
+                    return super()._parts()
+                return *super()._parts(), drafter_part(config, worker._get_drafter_model(), worker._get_draft_model_config())
 
             def _quiescent(self) -> bool:
                 return worker.hr_side.quiescent()
@@ -180,12 +186,15 @@ class _Stock:
         self.tensors: list[Tensor] = []
 
     def take(self, bucket: Bucket) -> None:
+        from ..vllm.parts import in_parts
+
         if not self.tensors:
             self._worker.hr_say_once("this update takes verl's stock path and teaches the names")
             for model in self._worker._iter_all_models():
                 patch_vllm_moe_model_weight_loader(model)
         self.tensors += [(entry.name, entry.dtype.travels, entry.shape) for entry in bucket.entries]
-        self._worker._update_weights(bucket.tensors(), peft_config=None, base_sync_done=False)
+        with in_parts():  # a drafter's loader would ask for all of its layers in each bucket
+            self._worker._update_weights(bucket.tensors(), peft_config=None, base_sync_done=False)
 
     def finish(self) -> None:
         from vllm.model_executor.model_loader.utils import process_weights_after_loading

@@ -20,3 +20,13 @@ def register() -> None:
     ):
         if BACKEND not in factory._registry:
             factory.register_engine(BACKEND, module, name)
+
+
+def meeting(job: str, engine: str, model: str) -> tuple[str, str]:
+    """Job and engine under which a model's trainer and workers meet. A sender sends to all that is in its job, so that a drafter that is
+    updated alone has its own."""
+    import headrace
+
+    if model not in ("target", "draft"):
+        raise headrace.InvalidArgument(f"an engine has no model {model!r}", expected="target or draft", actual=model)
+    return (job, engine) if model == "target" else (f"{job}-draft", f"{engine}-draft")

@@ -13,6 +13,7 @@ import headrace
 import torch
 from torch import nn
 
+from .parts import in_parts
 from .shadow import Shadow, Written, digest, extent, in_layers, random_tensor, same_bytes
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ class Binding:
 
     direct: parameter -> storage of the family's layout, with the parameter's bytes proved equal to what vLLM's loader makes.
     leased: groups of (checkpoint names, parameters) that vLLM's load_weights fills, in place. refused: parameter or name -> reason.
-    dropped: names that vLLM's loader does nothing with. unreached: parameters that no name leads to.
+    dropped: names that vLLM's loader does nothing with. shared: names that lead only to memory of another model, and are left aside too.
+    unreached: parameters that no name leads to. Of several models, a parameter has the prefix of its model before its name.
     """
 
     layout: headrace.Layout | None = None
@@ -48,14 +50,18 @@ class Binding:
     leased: list[tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
     unreached: tuple[str, ...] = ()
     not_direct: dict[str, str] = field(default_factory=dict)  # leased parameter -> why it is not direct
-    direct_tensors: int = 0
-    leased_tensors: int = 0
+    direct_names: set[str] = field(default_factory=set)
+    loads: dict[str, set[str]] = field(default_factory=dict)  # prefix of a model -> names that its load_weights is given
+
+    def leased_names(self) -> set[str]:
+        return {name for names, _ in self.leased for name in names}
 
     def counts(self) -> dict[str, int]:
         """Of checkpoint tensors."""
-        return {"direct": self.direct_tensors, "leased": self.leased_tensors, "dropped": len(self.dropped)}
+        return {"direct": len(self.direct_names), "leased": len(self.leased_names()), "dropped": len(self.dropped) + len(self.shared)}
 
 
 @dataclass(slots=True)
@@ -96,17 +102,29 @@ class Binder:
         self.watched = tensors_of(model)
         self.seen: dict[str, _Seen] = {}
         self.failed: dict[str, str] = {}
+        self._alone: dict[tuple[str, ...], str] = {}  # parameters -> what is wrong with a lease of theirs
 
     def bind(self, candidates: Iterable[tuple[str, headrace.Layout]]) -> Binding:
         """The binding with the most parameters written directly. It names what is refused; it raises nothing for it."""
-        offers = [_Offer(label, layout) for label, layout in candidates]
-        for names in in_layers(self.brought):
-            self._try_layer(names, offers)
-        best = max(offers, key=lambda offer: len(offer.equal), default=None)
-        return self._assemble(best)
+        return bind_together([Member(self, candidates)])
 
-    def _try_layer(self, names: list[str], offers: list[_Offer]) -> None:
-        sources = {name: self.brought[name].random() for name in names}
+    def shared_with(self, held: Mapping[str, torch.Tensor]) -> set[str]:
+        """Watched tensors that lie in memory of these."""
+        spans: dict[int, list[tuple[int, int]]] = {}
+        for tensor in held.values():
+            spans.setdefault(tensor.untyped_storage().data_ptr(), []).append(extent(tensor))
+        shared = set()
+        for name, tensor in self.watched.items():
+            begin, end = extent(tensor)
+            if any(lo < end and begin < hi for lo, hi in spans.get(tensor.untyped_storage().data_ptr(), ())):
+                shared.add(name)
+        return shared
+
+    def reached(self) -> dict[str, torch.Tensor]:
+        """Watched tensors that the trial led to."""
+        return {name: self.watched[name] for name in self.seen}
+
+    def try_layer(self, sources: Mapping[str, torch.Tensor], offers: list[_Offer]) -> None:
         shadow, loaded = self._load(sources)
         by_loader = copy.deepcopy(shadow.written)  # post-processing runs in the same shadow
         expected = {name: shadow.shadow_of(name) for name in by_loader}
@@ -146,7 +164,7 @@ class Binder:
 
     def _load_in(self, shadow: Shadow, named: list[tuple[str, torch.Tensor]]) -> str | None:
         try:
-            with torch.no_grad(), shadow:
+            with torch.no_grad(), in_parts(), shadow:
                 self.model.load_weights(iter(named))
         except Exception as error:  # whatever a model's loader raises for bytes that it does not like
             return f"{type(error).__name__}: {error}"
@@ -188,48 +206,44 @@ class Binder:
             return f"{method} makes {result.dtype} {tuple(result.shape)} of it, the engine holds {live.dtype} {tuple(live.shape)}"
         return result.detach().clone()
 
-    def _assemble(self, best: _Offer | None) -> Binding:
+    def assemble(self, best: _Offer | None, shared: set[str], leased: set[str]) -> Binding:
+        """shared: parameters that another model holds. leased: names that another model leases, so that this one does too."""
         binding = Binding()
-        reached = {name for seen in self.seen.values() for name in seen.sources}
-        binding.dropped = tuple(name for name in self.brought if name not in reached and name not in self.failed)
-        binding.unreached = tuple(name for name, _ in self.model.named_parameters() if name in self.watched and name not in self.seen)
+        seen = {param: one for param, one in self.seen.items() if param not in shared}
+        reached = {name for one in seen.values() for name in one.sources}
+        aside = {name for param in shared & self.seen.keys() for name in self.seen[param].sources} - reached
+        binding.shared = tuple(name for name in self.brought if name in aside)
+        binding.dropped = tuple(name for name in self.brought if name not in reached | aside and name not in self.failed)
+        binding.unreached = tuple(
+            name for name, _ in self.model.named_parameters() if name in self.watched and name not in seen and name not in shared
+        )
         for name, error in self.failed.items():
             binding.refused[name] = f"vLLM's load_weights fails on it alone: {error}"
         equal = best.equal if best else {}
-        for names, params in _components(self.seen):
-            problem = next((self.seen[p].problem for p in params if self.seen[p].problem), "")
+        for names, params in _components(seen):
+            problem = next((seen[p].problem for p in params if seen[p].problem), "")
+            direct = all(p in equal for p in params)
             if problem:
                 binding.refused.update(dict.fromkeys(params, problem))
-            elif all(p in equal for p in params):
+            elif direct and not leased & set(names):
                 binding.direct.update((p, equal[p]) for p in params)
-                binding.direct_tensors += len(names)
+                binding.direct_names.update(names)
             elif reason := self._lease_problem(names, params):
                 binding.refused.update(dict.fromkeys(params, reason))
             else:
                 binding.leased.append((names, params))
-                binding.leased_tensors += len(names)
-                binding.not_direct.update(
-                    (p, best.reasons.get(p, "no family has a placement for it") if best else "no family") for p in params
-                )
-        binding.leased = self._brought_together(binding.leased)
-        self._lay_out(binding, best)
+                for p in params:
+                    reason = best.reasons.get(p, "no family has a placement for it") if best else "no family"
+                    binding.not_direct[p] = "another model leases a tensor that makes it" if direct else reason
         return binding
-
-    def _brought_together(self, groups: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """Groups whose tensors come in turns become one: a sender brings a group as a whole before it begins another."""
-        at = {name: index for index, name in enumerate(self.brought)}
-        merged: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
-        end = -1
-        for names, params in sorted(groups, key=lambda group: min(at[name] for name in group[0])):
-            if merged and min(at[name] for name in names) < end:
-                merged[-1] = (merged[-1][0] + names, merged[-1][1] + params)
-            else:
-                merged.append((names, params))
-            end = max(end, *(at[name] for name in names))
-        return [(tuple(sorted(names, key=at.__getitem__)), params) for names, params in merged]
 
     def _lease_problem(self, names: tuple[str, ...], params: tuple[str, ...]) -> str:
         """Whether load_weights makes the same of a group's tensors alone as of the whole layer's."""
+        if params not in self._alone:
+            self._alone[params] = self._try_alone(names, params)
+        return self._alone[params]
+
+    def _try_alone(self, names: tuple[str, ...], params: tuple[str, ...]) -> str:
         if any(not self.seen[p].plain for p in params):
             return "post-processing changes what vLLM's loader wrote, and no family knows the result"
         lone = Shadow(self.watched)
@@ -242,29 +256,117 @@ class Binder:
         different = next((p for p in params if digest(lone.shadow_of(p)) != self.seen[p].digest), "")
         return f"vLLM's load_weights makes other bytes of {different} when it is given its tensors alone" if different else ""
 
-    def _lay_out(self, binding: Binding, best: _Offer | None) -> None:
-        outputs = [p for _, params in binding.leased for p in params]
-        if best is not None and binding.direct:
-            layout = best.layout.only(binding.direct.values()).renamed({ours: theirs for theirs, ours in binding.direct.items()})
-            binding.source = best.label
+    def direct_layout(self, binding: Binding, best: _Offer | None) -> headrace.Layout:
+        """The best offer's placements of what is written directly, under the parameters' names."""
+        if best is None or not binding.direct:
+            return headrace.Layout.identity(headrace.StorageTable.from_tensors({}))
+        binding.source = best.label
+        own = best.layout.only(binding.direct.values(), drop_maps=True)  # names may be those of another model's layers too
+        return own.renamed({ours: theirs for theirs, ours in binding.direct.items()})
+
+
+@dataclass(frozen=True)
+class Member:
+    """A model of an engine, and what its storages' names begin with. candidates: (label, layout)."""
+
+    binder: Binder
+    candidates: Iterable[tuple[str, headrace.Layout]]
+    prefix: str = ""
+
+
+def bind_together(members: Sequence[Member], held: Mapping[str, torch.Tensor] | None = None) -> Binding:
+    """One binding for models of which each takes its part of what the same trainer brings; their binders were made for the same tensors.
+
+    Memory that two of them have belongs to the first one that anything leads to; what is in `held` belongs to none. Raises
+    headrace.Unsupported, by name, for a tensor that two models take and that cannot be placed for both.
+    """
+    brought = members[0].binder.brought
+    offers = [[_Offer(label, layout) for label, layout in member.candidates] for member in members]
+    for names in in_layers(brought):
+        sources = {name: brought[name].random() for name in names}
+        for member, offered in zip(members, offers, strict=True):
+            member.binder.try_layer(sources, offered)
+    best = [max(offered, key=lambda offer: len(offer.equal), default=None) for offered in offers]
+    shared = []
+    owned = dict(held or {})
+    for member in members:
+        shared.append(member.binder.shared_with(owned))
+        owned |= {member.prefix + name: tensor for name, tensor in member.binder.reached().items()}
+    leased: set[str] = set()
+    while True:
+        parts = [member.binder.assemble(*choice, leased) for member, *choice in zip(members, best, shared, strict=True)]
+        more = {name for part in parts for name in part.leased_names()}
+        if more <= leased or len(members) == 1:
+            break
+        leased = more
+    binding = _together(members, parts)
+    _lay_out(binding, members, parts, best)
+    return binding
+
+
+def _together(members: Sequence[Member], parts: Sequence[Binding]) -> Binding:
+    """All but the layout."""
+    brought = members[0].binder.brought
+    binding = Binding()
+    by_param: dict[str, _Seen] = {}
+    for member, part in zip(members, parts, strict=True):
+        prefix = member.prefix
+        binding.direct |= {prefix + param: storage for param, storage in part.direct.items()}
+        binding.refused |= {name if name in brought else prefix + name: reason for name, reason in part.refused.items()}
+        binding.not_direct |= {prefix + param: reason for param, reason in part.not_direct.items()}
+        binding.unreached += tuple(prefix + param for param in part.unreached)
+        binding.direct_names |= part.direct_names
+        binding.loads[prefix] = part.leased_names()
+        by_param |= {prefix + param: _Seen(sources=dict.fromkeys(names)) for names, params in part.leased for param in params}
+    binding.leased = _brought_together(brought, list(_components(by_param)))
+    taken = binding.direct_names | binding.leased_names()
+    aside = {name for part in parts for name in part.shared} - taken
+    binding.shared = tuple(name for name in brought if name in aside)
+    dropped = set.intersection(*(set(part.dropped) | aside for part in parts)) - aside
+    binding.dropped = tuple(name for name in brought if name in dropped)
+    return binding
+
+
+def _brought_together(
+    brought: Iterable[str], groups: list[tuple[tuple[str, ...], tuple[str, ...]]]
+) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Groups whose tensors come in turns become one: a sender brings a group as a whole before it begins another."""
+    at = {name: index for index, name in enumerate(brought)}
+    merged: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+    end = -1
+    for names, params in sorted(groups, key=lambda group: min(at[name] for name in group[0])):
+        if merged and min(at[name] for name in names) < end:
+            merged[-1] = (merged[-1][0] + names, merged[-1][1] + params)
         else:
-            table = headrace.StorageTable.from_tensors({p: self.watched[p] for p in outputs})
-            layout = headrace.Layout.identity(table).only([])
-        specs = {spec.name: spec for spec in headrace.Layout.identity(self.table(outputs)).storages} if outputs else {}
+            merged.append((names, params))
+        end = max(end, *(at[name] for name in names))
+    return [(tuple(sorted(names, key=at.__getitem__)), params) for names, params in merged]
+
+
+def _lay_out(binding: Binding, members: Sequence[Member], parts: Sequence[Binding], best: Sequence[_Offer | None]) -> None:
+    brought = members[0].binder.brought
+    layout: headrace.Layout | None = None
+    for member, part, offer in zip(members, parts, best, strict=True):
+        own = member.binder.direct_layout(part, offer)
+        layout = own if layout is None else layout.join(own, prefix=member.prefix)
+    binding.source = " + ".join(part.source for part in parts if part.source)
+    outputs = [param for _, params in binding.leased for param in params]
+    if outputs:
+        watched = {member.prefix + name: tensor for member in members for name, tensor in member.binder.watched.items()}
+        written = headrace.StorageTable.from_tensors({param: watched[param] for param in outputs})
+        specs = {spec.name: spec for spec in headrace.Layout.identity(written).storages}
         groups = [
             headrace.Group(
                 name=params[0],
-                entries=[self.brought[name].as_entry() for name in names],
+                entries=[brought[name].as_entry() for name in names],
                 outputs=[specs[p] for p in params],
                 hook="load_weights",
             )
             for names, params in binding.leased
         ]
-        layout = layout.with_groups(groups) if groups else layout
-        binding.layout = layout.dropping(binding.dropped) if binding.dropped else layout
-
-    def table(self, names: Iterable[str]) -> headrace.StorageTable:
-        return headrace.StorageTable.from_tensors({name: self.watched[name] for name in names})
+        layout = layout.with_groups(groups)
+    aside = (*binding.dropped, *binding.shared)
+    binding.layout = layout.dropping(aside) if aside else layout
 
 
 class _Offer:
@@ -396,22 +498,28 @@ def family_layouts(
     attempts = [("deepseek_v4", variant) for variant in ("plain", "plain+fused_shared")] if deepseek else []
     attempts += [("fused_moe", variant) for variant in ("plain", "round_robin", "padded", "transposed")]
     attempts += [("dense", "stacked"), ("dense", "plain")]
+    # Beside names that a family does not know, those that it knows keep their places.
+    opened = {("fused_moe", variant): f"{variant}+open" for variant in ("plain", "round_robin", "padded", "transposed")}
+    opened["dense", "stacked"] = "stacked+open"
     floats = {tensor.dtype for tensor in brought} & {torch.float32, torch.float16, torch.bfloat16}
     for kept in (None, dtype) if dtype is not None and floats - {dtype} else (None,):
         for family, variant in attempts:
-            label = f"{family}, {variant}, {layout}" + (f", kept as {kept}" if kept else "")
-            try:
-                built = headrace.Layout.build(
-                    config=dict(config),
-                    family=family,
-                    variant=variant,
-                    layout=layout,
-                    rank=rank,
-                    redundant_experts=redundant,
-                    dtype=kept,
-                    tensors=tensors,
-                )
-            except headrace.Error as error:
-                logger.debug("headrace: no layout %s: %s", label, error)
-            else:
-                yield label, built
+            for words in (variant, opened.get((family, variant))):
+                label = f"{family}, {words}, {layout}" + (f", kept as {kept}" if kept else "")
+                try:
+                    built = words and headrace.Layout.build(
+                        config=dict(config),
+                        family=family,
+                        variant=words,
+                        layout=layout,
+                        rank=rank,
+                        redundant_experts=redundant,
+                        dtype=kept,
+                        tensors=tensors,
+                    )
+                except headrace.Error as error:
+                    logger.debug("headrace: no layout %s: %s", label, error)
+                else:
+                    if built:
+                        yield label, built
+                    break

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
-from .binding import Binder, Binding, Brought, family_layouts
-from .derived import derivations, derive, unrepeatable
-from .experts import expert_maps
+from . import meeting
+from .binding import Binder, Binding, Brought, Member, bind_together, family_layouts, tensors_of
+from .parts import DRAFT_PREFIX, Part, table_of
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ class HeadraceInitInfo(WeightTransferInitInfo):
     """What a trainer says when it comes: where to meet, and every tensor of its checkpoint.
 
     processed: whether the model went through vLLM's post-processing, as every model that a worker loads has; only tests say no.
+    model: "target", or "draft" for a trainer of the drafter alone, which meets the workers under names of its own: see meeting().
     """
 
     job: str
@@ -35,6 +36,7 @@ class HeadraceInitInfo(WeightTransferInitInfo):
     threads: int = 1
     deadline_ms: int = 60_000
     processed: bool = True
+    model: str = "target"
 
 
 @dataclass
@@ -47,14 +49,20 @@ class HeadraceUpdateInfo(WeightTransferUpdateInfo):
 
 
 class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo]):
-    """Receives on threads of a headrace.Receiver, straight into a loaded model's parameters. The worker's calls come from one thread."""
+    """Receives on threads of a headrace.Receiver, straight into a loaded model's parameters. The worker's calls come from one thread.
+
+    A session that vLLM aims at the drafter is one of an engine of the same kind for the drafter, with a binding and a receiver of its own.
+    """
 
     init_info_cls = HeadraceInitInfo
     update_info_cls = HeadraceUpdateInfo
-    supports_draft_weight_update = False
+    supports_draft_weight_update = True
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
+        self.draft: HeadraceEngine | None = None  # of the drafter alone, once vLLM has shown it
+        self._draft_info: HeadraceInitInfo | None = None
+        self._aimed_at_draft = False
         self.binding: Binding | None = None
         self.receiver: headrace.Receiver | None = None
         self._bound_for: HeadraceInitInfo | None = None
@@ -66,13 +74,30 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
 
     # What the worker calls.
 
+    def set_weight_update_target(self, model: nn.Module, model_config: Any) -> None:
+        """The session that begins is the drafter's."""
+        if self.draft is None or self.draft.model is not model:
+            if self.draft is not None:
+                self.draft.shutdown()
+            self.draft = _DraftEngine(self, model, model_config)
+        self._aimed_at_draft = True
+
+    def reset_weight_update_target(self) -> None:
+        self._aimed_at_draft = False
+
     def init_transfer_engine(self, init_info: HeadraceInitInfo) -> None:
         """Binds the model and starts listening. A trainer that comes later replaces the one before; a torn rank stays bound as it is, and
-        its guard closed.
+        its guard closed. The drafter is bound where vLLM shows it: when its first session begins.
 
         Raises headrace.Unsupported with every parameter that can be written neither in place nor through vLLM's loader, and
         headrace.FailedPrecondition where a torn rank would have to be bound anew: its guard would open on what it holds.
         """
+        job, engine = meeting(init_info.job, init_info.engine, init_info.model)
+        if init_info.model == "draft" and not self._is_draft():
+            if self.draft is not None:
+                self.draft.init_transfer_engine(init_info)
+            self._draft_info = init_info
+            return
         if self._is_torn():
             if init_info != self._bound_for:
                 raise headrace.FailedPrecondition(
@@ -89,14 +114,15 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
         ]
         if self.device.type != "cpu":
             raise headrace.Unsupported(f"the model lies on {self.device}, and this release writes host memory only", name=str(self.device))
+        parts = self._parts()
         with self._in_vllm():
-            binder = Binder(self.model, brought, processed=init_info.processed)
-            binding = binder.bind(family_layouts(self._model_config(), brought, dtype=self.model_config.dtype, **self._division()))
+            binding = bind_together([self._member(part, brought, init_info.processed) for part in parts], self._held())
             problems = dict(binding.refused)
-            if init_info.processed:
-                problems |= unrepeatable(self.model, self.model_config.dtype)
-            if self.parallel_config.enable_eplb:
-                problems |= _rebalanced(self.model, binding)
+            for part in parts:
+                if init_info.processed:
+                    problems |= part.unrepeatable()
+                if self.parallel_config.enable_eplb:
+                    problems |= part.unbalanced(param for _, params in binding.leased for param in params)
         if problems:
             listed = "; ".join(f"{name}: {reason}" for name, reason in sorted(problems.items())[:20])
             raise headrace.Unsupported(
@@ -109,10 +135,10 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
         self._deadline_ms = init_info.deadline_ms
         rank, ranks = self._place()
         self.receiver = headrace.Receiver(
-            binder.table([spec.name for spec in binding.layout.storages]),
+            table_of(parts, [spec.name for spec in binding.layout.storages]),
             binding.layout,
-            job=init_info.job,
-            engine=init_info.engine,
+            job=job,
+            engine=engine,
             rank=rank,
             ranks=ranks,
             threads=init_info.threads,
@@ -122,6 +148,10 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
 
     def start_weight_update(self) -> None:
         """From here on no forward pass runs until finish or a failed update: what vLLM's caller promises with this call."""
+        if self._aimed_at_draft:
+            if self.draft.receiver is None and self._draft_info is not None:
+                self.draft.init_transfer_engine(self._draft_info)
+            return self.draft.start_weight_update()
         receiver = self._need_receiver()
         self._check_places()
         self._mark = receiver.mark()
@@ -130,6 +160,8 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """As the base's, without waiting for an accelerator. What it raises ends the worker's session."""
+        if self._aimed_at_draft:
+            return self.draft.update_weights(update_info)
         try:
             self.receive_weights(self.parse_update_info(update_info))
         except BaseException:
@@ -137,6 +169,8 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
             raise
 
     def receive_weights(self, update_info: HeadraceUpdateInfo) -> None:
+        if self._aimed_at_draft:
+            return self.draft.receive_weights(update_info)
         receiver = self._need_receiver()
         if update_info.kind == "abort":
             raise headrace.Cancelled(f"the session was ended by its trainer: {update_info.reason}")
@@ -147,6 +181,8 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
 
     def finish_weight_update(self) -> None:
         """Every byte is in place, proven and committed, or this raises and may be called again."""
+        if self._aimed_at_draft:
+            return self.draft.finish_weight_update()
         receiver = self._need_receiver()
         status = receiver.status()
         if not self._awaited or status.version != self._awaited or status.state != "idle":
@@ -163,6 +199,9 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
 
         A rank that is torn keeps its receiver, and with it the guard closed, until the next trainer's update or the end of the process.
         """
+        self._draft_info = None
+        if self.draft is not None:
+            self.draft.shutdown()
         if self._is_torn():
             logger.error("headrace: this rank is torn and must not serve: its guard stays closed until another trainer's update")
             self._session = False
@@ -198,6 +237,7 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
             "tensors": self.binding.counts(),
             "leased": {param: self.binding.not_direct[param] for _, params in self.binding.leased for param in params},
             "dropped": list(self.binding.dropped),
+            "shared": list(self.binding.shared),
             "unreached": list(self.binding.unreached),
         }
 
@@ -217,11 +257,11 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
     # Hooks of the receiver, on a thread of its own.
 
     def _hooks(self, processed: bool) -> headrace.Hooks:
-        has_derived = processed and next(iter(derivations(self.model, self.model_config.dtype)), None) is not None
+        has_derived = processed and any(part.has_derived() for part in self._parts())
         return headrace.Hooks(
             quiescent=self._quiescent,
             locate=self._locate,
-            expert_map=(lambda: expert_maps(self.model)) if self.parallel_config.enable_eplb else None,
+            expert_map=self._expert_maps if self.parallel_config.enable_eplb else None,
             derive=self._derive if has_derived else None,
             staged={"load_weights": self._load_group},
         )
@@ -231,16 +271,23 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
             raise headrace.FailedPrecondition("vLLM has no weight update open: start_weight_update comes first")
 
     def _locate(self) -> dict[str, torch.Tensor]:
-        named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        return {spec.name: named[spec.name].detach() for spec in self.binding.layout.storages}
+        named = {name: tensor for part in self._parts() for name, tensor in part.tensors()}
+        return {spec.name: named[spec.name] for spec in self.binding.layout.storages}
+
+    def _expert_maps(self) -> list[list[int]]:
+        return [slots for part in self._parts() for slots in part.expert_maps()]
 
     def _derive(self) -> None:
         with self._in_vllm():
-            derive(self.model, self.model_config.dtype)
+            for part in self._parts():
+                part.derive()
 
     def _load_group(self, group: str, inputs: list[headrace.View], work: memoryview, outputs: list[headrace.View]) -> None:
-        with self._in_vllm(), torch.no_grad():
-            self.model.load_weights(iter([(view.name, view.torch()) for view in inputs]))
+        with self._in_vllm():
+            for part in self._parts():
+                named = [(view.name, view.torch()) for view in inputs if view.name in self.binding.loads[part.prefix]]
+                if named:
+                    part.load(named)
 
     # Ours.
 
@@ -260,8 +307,21 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
 
         return set_current_vllm_config(self.vllm_config)
 
-    def _model_config(self) -> Mapping[str, Any]:
-        return self.model_config.hf_config.to_dict()
+    def _parts(self) -> tuple[Part, ...]:
+        """The models that an update of this engine writes, all at once."""
+        return (Part(self.model, self.model_config, self.parallel_config.tensor_parallel_size),)
+
+    def _held(self) -> Mapping[str, torch.Tensor]:
+        """Tensors whose memory is another engine's to write."""
+        return {}
+
+    def _is_draft(self) -> bool:
+        return False
+
+    def _member(self, part: Part, brought: list[Brought], processed: bool) -> Member:
+        config = part.family_config([tensor.name for tensor in brought], drafter=self._is_draft() or bool(part.prefix))
+        layouts = family_layouts(config, brought, dtype=part.config.dtype, **self._division(part.tp))
+        return Member(Binder(part.model, brought, processed=processed), layouts, part.prefix)
 
     def _place(self) -> tuple[int, int]:
         """This worker among all of the data-parallel engine, as vLLM counts them."""
@@ -269,10 +329,9 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
         rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
         return rank, parallel.data_parallel_size * parallel.world_size
 
-    def _division(self) -> dict[str, int]:
-        """How the model is divided, in the words of a layout. Ranks of tensor parallelism are neighbours in vLLM."""
+    def _division(self, tp: int) -> dict[str, int]:
+        """How a model is divided, in the words of a layout. Ranks of tensor parallelism are neighbours in vLLM."""
         parallel = self.parallel_config
-        tp = parallel.tensor_parallel_size
         tp_rank = parallel.rank % tp
         if not parallel.enable_expert_parallel:
             return {"tp": tp, "ep": 1, "rank": tp_rank}
@@ -290,19 +349,39 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
         for _, params in binding.leased:
             for param in params:
                 logger.warning("headrace: %s goes through vLLM's own loader: %s", param, binding.not_direct[param])
+        if binding.shared:
+            logger.warning("headrace: left aside, since they lead to memory of another model only: %s", ", ".join(binding.shared))
         if binding.unreached:
             logger.warning("headrace: no tensor of the trainer leads to %s", ", ".join(binding.unreached))
 
 
-def _rebalanced(model: nn.Module, binding: Binding) -> dict[str, str]:
-    """Parameters of experts that would go through vLLM's loader, which knows only where experts were at first."""
-    experts = tuple(name for name, module in model.named_modules() if getattr(module, "eplb_state", None) is not None)
-    return {
-        param: "vLLM's loader does not follow a rebalance of experts, and no family has a placement for it"
-        for _, params in binding.leased
-        for param in params
-        if any(param.startswith(f"{name}.") for name in experts)
-    }
+class _DraftEngine(HeadraceEngine):
+    """For the drafter alone. Embedding and output head that it shares with the target are the target's to write."""
+
+    def __init__(self, target: HeadraceEngine, model: nn.Module, model_config: Any) -> None:
+        super().__init__(target.config, target.vllm_config, target.device, model)
+        self.model_config = self._default_model_config = model_config
+        self._target_model = target.model
+
+    def _parts(self) -> tuple[Part, ...]:
+        return (Part(self.model, self.model_config, draft_ranks(self.vllm_config)),)
+
+    def _held(self) -> Mapping[str, torch.Tensor]:
+        return tensors_of(self._target_model)
+
+    def _is_draft(self) -> bool:
+        return True
+
+
+def draft_ranks(vllm_config: Any) -> int:
+    """By how many ranks tensor parallelism divides the drafter."""
+    parallel = getattr(vllm_config.speculative_config, "draft_parallel_config", None) or vllm_config.parallel_config
+    return parallel.tensor_parallel_size
+
+
+def drafter_part(vllm_config: Any, model: nn.Module, model_config: Any) -> Part:
+    """A drafter that takes its part of every update of the target."""
+    return Part(model, model_config, draft_ranks(vllm_config), DRAFT_PREFIX)
 
 
 def _dtype(name: str, text: str) -> torch.dtype:

@@ -12,6 +12,8 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from . import meeting
+
 _HEADER, _SLOT = 128, 64
 _NONE, _COMMITTED = 0, 1
 
@@ -95,22 +97,23 @@ class _Gate:
 
     The pause state is what vLLM's scheduler and engine core ask before every step, so that nothing is scheduled, nothing is lost, and the
     core sleeps until its next call: that of finish_weight_update at the latest. `additional_config` of vLLM names the guard: {"headrace":
-    {"job": ..., "engine": "vllm"}}.
+    {"job": ..., "engine": "vllm", "draft": false}}. draft: a drafter is updated alone, and its guard counts too.
     """
 
     _own_pause_state = PauseState.UNPAUSED
-    _guard: Guard | None = None
+    _guards: tuple[Guard, ...] = ()
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         where = (vllm_config.additional_config or {}).get("headrace")
         if not where or "job" not in where:
             raise ValueError('the scheduler of headrace needs --additional-config \'{"headrace": {"job": JOB}}\'')
-        self._guard = guard_of(where["job"], where.get("engine", "vllm"))
+        models = ("target", "draft") if where.get("draft") else ("target",)
+        self._guards = tuple(guard_of(*meeting(where["job"], where.get("engine", "vllm"), model)) for model in models)
         super().__init__(vllm_config, *args, **kwargs)
 
     @property
     def _pause_state(self) -> PauseState:
-        return PauseState.PAUSED_ALL if self._guard is not None and self._guard.shut() else self._own_pause_state
+        return PauseState.PAUSED_ALL if any(guard.shut() for guard in self._guards) else self._own_pause_state
 
     @_pause_state.setter
     def _pause_state(self, state: PauseState) -> None:

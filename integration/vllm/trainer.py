@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -18,8 +18,9 @@ from vllm.distributed.weight_transfer.base import (
     VLLMWeightSyncClient,
     WeightSource,
 )
+from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient, RayVLLMWeightSyncClient
 
-from . import BACKEND
+from . import BACKEND, meeting
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -27,7 +28,8 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 @dataclass
 class HeadraceTrainerInitInfo(TrainerInitInfo):
     """job: where senders and workers meet on this host. run: of the weight versions RUN/STEP, another one for each start of the trainer; a
-    trainer of which one rank sends may leave it out. engine: the name that the workers take. processed: see HeadraceInitInfo."""
+    trainer of which one rank sends may leave it out. engine: the name that the workers take. processed: see HeadraceInitInfo. model:
+    "target", or "draft" for the drafter alone; `job` and `engine` are then those of the target."""
 
     backend: ClassVar[str] = BACKEND
 
@@ -38,6 +40,7 @@ class HeadraceTrainerInitInfo(TrainerInitInfo):
     threads: int = 1
     deadline_ms: int = 60_000
     processed: bool = True
+    model: str = "target"
 
 
 class HeadraceTrainerEngine(TrainerWeightTransferEngine[HeadraceTrainerInitInfo]):
@@ -51,6 +54,8 @@ class HeadraceTrainerEngine(TrainerWeightTransferEngine[HeadraceTrainerInitInfo]
         self.run = init_info.run or f"run-{uuid.uuid4().hex[:12]}"
         self.step = 0
         self.report: headrace.Report | None = None
+        self._job, _ = meeting(init_info.job, init_info.engine, init_info.model)
+        self._start = _start_draft_of(client) if self.is_sender and init_info.model == "draft" else None
         self._shares = _Shares(source, init_info.rank)
         self._sender: headrace.Sender | None = None
 
@@ -75,7 +80,7 @@ class HeadraceTrainerEngine(TrainerWeightTransferEngine[HeadraceTrainerInitInfo]
         if not self.is_sender:
             self._send(version)
             return
-        self.client.start_weight_update()
+        (self._start or self.client.start_weight_update)()
         with ThreadPoolExecutor(1, "headrace-vllm-client") as pool:
             waiting = pool.submit(self.client.update_weights, {"kind": "receive", "version": version})
             failure = _failure_of(lambda: self._send(version))
@@ -105,7 +110,7 @@ class HeadraceTrainerEngine(TrainerWeightTransferEngine[HeadraceTrainerInitInfo]
             return
         if self._sender is None:
             self._sender = headrace.Sender.connect(
-                job=self.init_info.job,
+                job=self._job,
                 sender=_sender_name(self.rank),
                 data_path=self.init_info.data_path,
                 threads=self.init_info.threads,
@@ -133,6 +138,7 @@ class HeadraceTrainerEngine(TrainerWeightTransferEngine[HeadraceTrainerInitInfo]
         return {
             "job": self.init_info.job,
             "engine": self.init_info.engine,
+            "model": self.init_info.model,
             "threads": self.init_info.threads,
             "deadline_ms": self.init_info.deadline_ms,
             "processed": self.init_info.processed,
@@ -140,6 +146,27 @@ class HeadraceTrainerEngine(TrainerWeightTransferEngine[HeadraceTrainerInitInfo]
             "dtypes": [str(meta.dtype) for meta in metadata],
             "shapes": [list(meta.shape) for meta in metadata],
         }
+
+
+def _start_draft_of(client: VLLMWeightSyncClient) -> Callable[[], None]:
+    """What aims a session at the drafter. vLLM's own clients have no call for it, but what they talk to has."""
+    own = getattr(client, "start_draft_weight_update", None)
+    if callable(own):
+        return own
+    if isinstance(client, HTTPVLLMWeightSyncClient):
+        return lambda: client._post("start_draft_weight_update")
+    if isinstance(client, RayVLLMWeightSyncClient):
+        return lambda: _each(client.handles, "start_draft_weight_update")
+    raise headrace.Unsupported(
+        f"{type(client).__name__} cannot begin a session of the drafter: it needs a method start_draft_weight_update",
+        name="start_draft_weight_update",
+    )
+
+
+def _each(handles: list[Any], method: str) -> None:
+    import ray
+
+    ray.get([getattr(handle, method).remote() for handle in handles])
 
 
 def _sender_name(rank: int) -> str:

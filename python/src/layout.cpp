@@ -16,6 +16,7 @@
 #include "python/src/placing.h"
 #include "python/src/table.h"
 #include "python/src/tensors.h"
+#include "receiver/layout_join.h"
 #include "receiver/staged_groups.h"
 #include "receiver/weight_index.h"
 
@@ -85,6 +86,24 @@ ModelLayout with_group_rules(const ModelLayout& layout) {
   ModelLayout placed = layout;
   raise_if_error(place_groups(placed));
   return placed;
+}
+
+/// Without maps of layers that have no rule: what an engine tells of its experts is one map for each layer that it has.
+void drop_unused_maps(ModelLayout& layout) {
+  std::vector<bool> used(layout.experts.size());
+  for (const ExpertRule& rule : layout.expert_rules) used[rule.map] = true;
+  for (const PairedValues& pair : layout.paired_values) used[pair.map] = true;
+  for (const LaunchConstant& constant : layout.launch_constants) used[constant.map] = true;
+  std::vector<std::uint32_t> moved;
+  std::vector<ExpertMap> kept;
+  for (std::size_t m = 0; m < used.size(); ++m) {
+    moved.push_back(static_cast<std::uint32_t>(kept.size()));
+    if (used[m]) kept.push_back(std::move(layout.experts[m]));
+  }
+  layout.experts = std::move(kept);
+  for (ExpertRule& rule : layout.expert_rules) rule.map = moved[rule.map];
+  for (PairedValues& pair : layout.paired_values) pair.map = moved[pair.map];
+  for (LaunchConstant& constant : layout.launch_constants) constant.map = moved[constant.map];
 }
 
 /// A storage of the layout by its name, or a new one by its spec.
@@ -241,7 +260,7 @@ PyLayout PyLayout::renamed(const nb::dict& names) const {
   return PyLayout(std::move(layout));
 }
 
-PyLayout PyLayout::only(nb::handle names) const {
+PyLayout PyLayout::only(nb::handle names, bool drop_maps) const {
   const std::set<std::string> wanted = name_set(names);
   ModelLayout layout = layout_;
   std::vector<std::uint32_t> moved(layout.storages.size(), kScratchStorage);
@@ -274,6 +293,7 @@ PyLayout PyLayout::only(nb::handle names) const {
     for (std::uint32_t& output : group.outputs) output = moved[output];
     return group.outputs.empty();
   });
+  if (drop_maps) drop_unused_maps(layout);
   return PyLayout(std::move(layout));
 }
 
@@ -308,6 +328,10 @@ PyLayout PyLayout::dropping(nb::handle names) const {
   return PyLayout(std::move(layout));
 }
 
+PyLayout PyLayout::join(const PyLayout& other, const std::string& prefix) const {
+  return PyLayout(value_or_raise(join_layouts(layout_, other.layout_, prefix)));
+}
+
 std::int64_t PyLayout::place(const PyTable& table, nb::handle named, bool constants) const {
   return place_tensors(layout_, table, named, constants);
 }
@@ -335,12 +359,20 @@ void init_layout(nb::module_& module) {
                    "{group: (entries, outputs)} with (name, dtype, shape) of what its hook is lent.")
       .def("renamed", &PyLayout::renamed, nb::arg("names"), nb::sig("def renamed(self, names: dict[str, str]) -> Layout"),
            "With other names for storages: {ours: theirs}.")
-      .def("only", &PyLayout::only, nb::arg("storages"), nb::sig("def only(self, storages: Iterable[str]) -> Layout"),
-           "Without all other storages, and without the tensors that land nowhere else.")
+      .def("only", &PyLayout::only, nb::arg("storages"), nb::kw_only(), nb::arg("drop_maps") = false,
+           nb::sig("def only(self, storages: Iterable[str], *, drop_maps: bool = False) -> Layout"),
+           "Without all other storages, and without the tensors that land nowhere else. drop_maps: also without the expert maps of layers "
+           "of\n"
+           "which no tensor is left, so that the hook expert_map tells none for them.")
       .def("with_groups", &PyLayout::with_groups, nb::arg("groups"), nb::sig("def with_groups(self, groups: Iterable[Group]) -> Layout"),
            "With tensors that land by computation. Outputs that the layout has not are appended to its storages.")
       .def("dropping", &PyLayout::dropping, nb::arg("names"), nb::sig("def dropping(self, names: Iterable[str]) -> Layout"),
            "An update may bring tensors of these names, and they are left aside: what the engine's own loader does nothing with.")
+      .def("join", &PyLayout::join, nb::arg("other"), nb::kw_only(), nb::arg("prefix"),
+           nb::sig("def join(self, other: Layout, *, prefix: str) -> Layout"),
+           "For two models that are updated together: a tensor that both take lands in the places of both. Storages and groups of `other`\n"
+           "are called prefix and their name, its expert maps come behind this layout's. Raises Unsupported, by name, for a tensor that\n"
+           "both take and that is not the same to both: in dtype, shape or scope, in a staged group of one, or an expert.")
       .def(
           "place", &PyLayout::place, nb::arg("table"), nb::arg("tensors"), nb::kw_only(), nb::arg("constants") = true,
           nb::sig("def place(self, table: StorageTable, tensors: Iterable[tuple[str, object]], *, constants: bool = True) -> int"),

@@ -27,9 +27,10 @@ class PyLayout {
   nanobind::tuple tensors() const;
   nanobind::dict group_shapes() const;
   PyLayout renamed(const nanobind::dict& names) const;
-  PyLayout only(nanobind::handle names) const;
+  PyLayout only(nanobind::handle names, bool drop_maps) const;
   PyLayout with_groups(nanobind::handle groups) const;
   PyLayout dropping(nanobind::handle names) const;
+  PyLayout join(const PyLayout& other, const std::string& prefix) const;
   /// Bytes written.
   std::int64_t place(const PyTable& table, nanobind::handle named, bool constants) const;
 

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 #include <unordered_set>
@@ -12,7 +13,7 @@
 namespace headrace {
 namespace {
 
-constexpr std::array<std::string_view, 2> kVariants{"plain", "stacked"};
+constexpr std::array<std::string_view, 3> kVariants{"plain", "stacked", "open"};
 
 Status check_tensors(const std::string& what, std::span<const CheckpointTensor> tensors) {
   if (tensors.empty()) return Status(Code::kInvalidArgument, what + ": the checkpoint has no tensors");
@@ -55,9 +56,13 @@ Result<ModelLayout> build_dense(const ModelRequest& request, const JsonValue* co
   const std::string what = fmt::format("layout {} of dense", request.parallel.to_string());
   const Result<std::vector<std::string>> words = variant_words("dense", request.variant, kVariants);
   if (!words.ok()) return words.status();
-  if (words.value().size() != 1)
-    return Status(Code::kUnsupported, fmt::format("{}: variant {}: plain and stacked exclude each other", what, request.variant));
-  const bool plain = words.value().front() == "plain";
+  const auto has = [&](std::string_view word) {
+    return std::find(words.value().begin(), words.value().end(), word) != words.value().end();
+  };
+  const bool plain = has("plain");
+  if (plain == has("stacked") || (plain && has("open"))) {
+    return Status(Code::kUnsupported, fmt::format("{}: variant {}: expected plain, stacked or stacked+open", what, request.variant));
+  }
   if (plain && request.parallel.ranks() != 1) {
     return Status(Code::kUnsupported, fmt::format("{}: the family has one rank in variant plain; stacked divides it", what));
   }
@@ -70,7 +75,8 @@ Result<ModelLayout> build_dense(const ModelRequest& request, const JsonValue* co
   } else {
     if (config == nullptr) return Status(Code::kInvalidArgument, what + ": variant stacked needs config.json");
     ConfigReader reader(*config, "dense");
-    const DenseModel model = read_dense_model(reader, tensors);
+    DenseModel model = read_dense_model(reader, tensors);
+    model.open = has("open");
     HEADRACE_RETURN_IF_ERROR(reader.status());
     std::vector<const CheckpointTensor*> all;
     for (const CheckpointTensor& tensor : tensors) all.push_back(&tensor);

@@ -56,7 +56,10 @@ class DenseWriter {
   void collect(const CheckpointTensor& tensor) {
     DenseName name = dense_name(model_.naming, tensor.name);
     if (name.kind == DenseName::Kind::kDropped) return;
-    if (name.kind == DenseName::Kind::kUnknown) {
+    const bool known = name.kind == DenseName::Kind::kTensor;
+    if (!known && model_.open) {
+      name.param = tensor.name;
+    } else if (!known) {
       writer_.fail(
           Status(Code::kUnsupported, fmt::format("layout of {}: tensor {}: no rule for this name in a model of type \"{}\" with {} layers",
                                                  writer_.layout().family, tensor.name, model_.model_type, model_.naming.layers)));
@@ -64,7 +67,7 @@ class DenseWriter {
     }
     const auto [found, added] = by_param_.try_emplace(name.param, parameters_.size());
     if (added) parameters_.push_back({name.param, {}});
-    const Share share = share_of(tensor, name);
+    const Share share = known ? share_of(tensor, name) : cut(tensor.name, tensor.shape.empty() ? Shape{1} : tensor.shape, Cut::kWhole);
     parameters_[found->second].parts.push_back({&tensor, std::move(name), share});
   }
 

@@ -19,6 +19,7 @@ struct DenseModel {
   std::int64_t head_dim = 0;        // 0: not checked
   std::vector<std::int64_t> block;  // rows and columns that share one scale; empty: scales must divide their weight
   bool tied = false;                // lm_head is the embedding
+  bool open = false;                // a name that is not known is a parameter of its own, whole on every rank
   DenseNaming naming;
 };
 
@@ -26,7 +27,8 @@ struct DenseModel {
 DenseModel read_dense_model(ConfigReader& config, std::span<const CheckpointTensor> tensors);
 
 /// Storages and rules of these tensors on rank `tp_rank` of `tp`. Names that the engine drops are passed over. The writer fails, by name
-/// and numbers, for a name that is not known, a part of a stacked parameter that is missing, and every cut that leaves a rest.
+/// and numbers, for a name that is not known (unless the model is open), a part of a stacked parameter that is missing, and every cut that
+/// leaves a rest.
 void write_dense_tensors(LayoutWriter& writer, const DenseModel& model, std::span<const CheckpointTensor* const> tensors, std::int64_t tp,
                          std::int64_t tp_rank);
 

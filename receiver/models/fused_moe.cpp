@@ -18,7 +18,7 @@ namespace {
 
 using Projection = MoeName::Projection;
 
-constexpr std::array<std::string_view, 5> kVariants{"plain", "round_robin", "transposed", "padded", "global_scales"};
+constexpr std::array<std::string_view, 6> kVariants{"plain", "round_robin", "transposed", "padded", "global_scales", "open"};
 /// What a rank's part of the intermediate size is padded to.
 constexpr std::int64_t kPaddedTo = 256;
 constexpr std::array<std::string_view, 6> kLeaves{"weight",       "weight_packed",  "weight_scale_inv",
@@ -416,14 +416,17 @@ MoeModel read_moe_model(ConfigReader& config, std::span<const std::string> words
 Result<ModelLayout> build_fused_moe(const ModelRequest& request, const JsonValue& config, std::span<const CheckpointTensor> tensors) {
   const Result<std::vector<std::string>> words = variant_words("fused_moe", request.variant, kVariants);
   if (!words.ok()) return words.status();
-  const bool plain = std::find(words.value().begin(), words.value().end(), "plain") != words.value().end();
-  if (plain && words.value().size() > 1)
-    return Status(Code::kUnsupported, fmt::format("variant {} of fused_moe: plain stands alone", request.variant));
+  const auto has = [&](std::string_view word) {
+    return std::find(words.value().begin(), words.value().end(), word) != words.value().end();
+  };
+  if (has("plain") && words.value().size() > (has("open") ? 2U : 1U))
+    return Status(Code::kUnsupported, fmt::format("variant {} of fused_moe: plain stands alone, or beside open", request.variant));
   HEADRACE_RETURN_IF_ERROR(check_request(request, tensors));
 
   ConfigReader reader(config, "fused_moe");
   const MoeModel model = read_moe_model(reader, words.value());
-  const DenseModel dense = read_dense_model(reader, tensors);
+  DenseModel dense = read_dense_model(reader, tensors);
+  dense.open = has("open");
   HEADRACE_RETURN_IF_ERROR(reader.status());
   Result<ExpertMap> map = place_experts(static_cast<std::int32_t>(model.experts), request, model.round_robin);
   if (!map.ok()) return map.status();
@@ -433,8 +436,7 @@ Result<ModelLayout> build_fused_moe(const ModelRequest& request, const JsonValue
   const ParallelLayout& parallel = request.parallel;
   MoeDivision division{model.intermediate, 0, parallel.ep > 1 ? 1 : parallel.tp, parallel.ep > 1 ? 0 : request.rank};
   const std::int64_t local = writer.divide(model.intermediate, division.tp, "moe_intermediate_size");
-  const bool padded = std::find(words.value().begin(), words.value().end(), "padded") != words.value().end();
-  division.padded = padded ? (local + kPaddedTo - 1) / kPaddedTo * kPaddedTo : local;
+  division.padded = has("padded") ? (local + kPaddedTo - 1) / kPaddedTo * kPaddedTo : local;
 
   MoeWriter moe(writer, model, division, std::move(map).value());
   std::vector<const CheckpointTensor*> others;

@@ -162,3 +162,69 @@ def test_dropped_names_may_come_and_are_left_aside():
     with headrace.Receiver(table, layout, job="dropping") as receiver, receiver.update("run/1") as update:
         update.load(brought)
     assert update.receipt.tensors == 1
+
+
+def moe_layer(layer: int) -> headrace.Layout:
+    tensors = [(name.replace("layers.0", f"layers.{layer}"), dtype, shape) for name, dtype, shape in moe_tensors()]
+    return headrace.Layout.build(config=moe_config() | {"num_hidden_layers": layer + 1}, family="fused_moe", tensors=tensors)
+
+
+def test_a_tensor_of_two_joined_layouts_lands_in_both_models():
+    live = {name: np.zeros(4, np.float32) for name in ("a", "b", "draft.a", "draft.c")}
+    target = headrace.Layout.identity(headrace.StorageTable.from_tensors({name: live[name] for name in ("a", "b")}))
+    draft = headrace.Layout.identity(headrace.StorageTable.from_tensors({name: live[f"draft.{name}"] for name in ("a", "c")}))
+    joined = target.join(draft, prefix="draft.")
+    assert [spec.name for spec in joined.storages] == ["a", "b", "draft.a", "draft.c"]
+    assert {t.name: t.storages for t in joined.tensors} == {"a": ("a", "draft.a"), "b": ("b",), "c": ("draft.c",)}
+    given = {name: np.arange(4, dtype=np.float32) + i for i, name in enumerate("abc")}
+    with headrace.Receiver(headrace.StorageTable.from_tensors(live), joined, job="joined") as receiver:
+        with receiver.update("run/1") as update:
+            update.load(given)
+        assert update.receipt.proven
+        assert set(receiver.fingerprint()) == {"a", "b", "c"}
+    assert {name: array.tobytes() == given[name[-1]].tobytes() for name, array in live.items()} == dict.fromkeys(live, True)
+    with pytest.raises(headrace.InvalidArgument, match="both have a storage a"):
+        target.join(draft, prefix="")
+    other = headrace.Layout.identity(headrace.StorageTable.from_tensors({"a": np.zeros(5, np.float32)}))
+    with pytest.raises(headrace.Unsupported, match="a: shapes"):
+        target.join(other, prefix="draft.")
+
+
+def test_each_of_two_joined_models_has_experts_of_its_own():
+    joined = moe_layer(0).join(moe_layer(1), prefix="draft.")
+    live = storage_for(joined)
+    tensors = [tensor for layer in (moe_layer(0), moe_layer(1)) for tensor in layer.tensors]
+    rng = np.random.default_rng(7)
+    given = {tensor.name: rng.random(tensor.shape).astype(ml_dtypes.bfloat16) for tensor in tensors}
+    maps = [[3, 2, 1, 0], [1, 0, 3, 2]]
+    hooks = headrace.Hooks(expert_map=lambda: maps)
+    with headrace.Receiver(headrace.StorageTable.from_tensors(live), joined, job="joined-experts", hooks=hooks) as receiver:
+        with receiver.update("run/1") as update:
+            update.load(given)
+    for layer, prefix in enumerate(("", "draft.")):
+        w2 = next(array for name, array in live.items() if name.startswith(f"{prefix}model.layers.{layer}") and name.endswith("w2_weight"))
+        for slot, expert in enumerate(maps[layer]):
+            assert w2[slot].tobytes() == given[f"model.layers.{layer}.mlp.experts.{expert}.down_proj.weight"].tobytes()
+    with pytest.raises(headrace.Unsupported, match="both models have experts of this name"):
+        moe_layer(0).join(moe_layer(0), prefix="draft.")
+
+
+def test_only_some_storages_leave_only_their_maps_of_experts_where_that_is_asked_for():
+    joined = moe_layer(0).join(moe_layer(1), prefix="draft.")
+    less = joined.only([spec.name for spec in joined.storages if spec.name.startswith("draft.")], drop_maps=True)
+    live = storage_for(less)
+    given = {t.name: np.ones(t.shape, ml_dtypes.bfloat16) for t in less.tensors}
+    assert all(name.startswith("model.layers.1.") for name in given)
+    hooks = headrace.Hooks(expert_map=lambda: [[1, 0, 3, 2]])
+    with headrace.Receiver(headrace.StorageTable.from_tensors(live), less, job="less-maps", hooks=hooks) as receiver:
+        with receiver.update("run/1") as update:
+            update.load(given)
+    assert update.receipt.proven
+
+
+def test_open_layouts_take_names_that_the_family_does_not_know():
+    tensors = [*moe_tensors(), ("model.layers.0.enorm.weight", "BF16", (HIDDEN,))]
+    with pytest.raises(headrace.Error, match="enorm"):
+        headrace.Layout.build(config=moe_config(), family="fused_moe", tensors=tensors)
+    layout = headrace.Layout.build(config=moe_config(), family="fused_moe", variant="plain+open", tensors=tensors)
+    assert "model.layers.0.enorm.weight" in {spec.name for spec in layout.storages}

@@ -214,5 +214,35 @@ TEST(DenseStacked, RefusesACheckpointThatIsAnotherModel) {
   expect_refused(checkpoint, 1, "k_proj.weight: 16 rows, config.json has 2 heads of 4");
 }
 
+TEST(DenseStacked, TakesNamesThatItDoesNotKnowWholeOnEveryRankWhereItIsOpen) {
+  SmallCheckpoint checkpoint = llama_checkpoint({});
+  for (const auto& [name, shape] : {std::pair<std::string, Shape>{"model.layers.0.eh_proj.weight", {6, 10}}, {"fc.weight_scale", {}}}) {
+    CheckpointTensor odd = checkpoint.tensors.front();
+    odd.name = name;
+    odd.shape = shape;
+    checkpoint.tensors.push_back(odd);
+  }
+  ASSERT_FALSE(build(checkpoint, 2, 0).ok());
+  ModelRequest request;
+  request.family = "dense";
+  request.variant = "stacked+open";
+  request.parallel.tp = 2;
+  const JsonValue config = json(checkpoint.config);
+  for (request.rank = 0; request.rank < 2; ++request.rank) {
+    const ModelLayout layout = build_model(request, &config, checkpoint.tensors).value_or_throw();
+    const JudgedRank judged = judge_layout(layout);
+    EXPECT_EQ(judged.defects, std::vector<std::string>{});
+    const Dtype dtype = checkpoint.tensors.front().dtype;
+    EXPECT_EQ(judged.storages.at("model.layers.0.eh_proj.weight"), seeded_tensor("model.layers.0.eh_proj.weight", dtype, {6, 10}));
+    EXPECT_EQ(judged.storages.at("fc.weight_scale"), seeded_tensor("fc.weight_scale", dtype, {}));
+    EXPECT_TRUE(judged.storages.contains("model.layers.0.self_attn.qkv_proj.weight"));
+  }
+  for (const char* const variant : {"open", "plain+open", "plain+stacked"}) {
+    request.rank = 0;
+    request.variant = variant;
+    EXPECT_EQ(build_model(request, &config, checkpoint.tensors).status().code(), Code::kUnsupported) << variant;
+  }
+}
+
 }  // namespace
 }  // namespace headrace::testing

@@ -303,6 +303,21 @@ TEST(FusedMoe, RefusesWhatDoesNotDivide) {
   expect_refused(moe_checkpoint({}), {"megamoe", {}}, "variant megamoe of fused_moe: the family has plain, round_robin");
 }
 
+TEST(FusedMoe, TakesNamesThatItDoesNotKnowAsTheyAreWhereItIsOpen) {
+  SmallCheckpoint checkpoint = moe_checkpoint({});
+  CheckpointTensor odd = checkpoint.tensors.front();
+  odd.name = "model.layers.0.enorm.weight";
+  odd.shape = {16};
+  checkpoint.tensors.push_back(odd);
+  expect_refused(checkpoint, {}, "model.layers.0.enorm.weight: no rule for this name");
+  const ModelLayout plain = build(moe_checkpoint({}), {}).value_or_throw();
+  const ModelLayout open = build(checkpoint, {"plain+open", {}}).value_or_throw();
+  ASSERT_EQ(open.storages.size(), plain.storages.size() + 1);
+  EXPECT_TRUE(std::any_of(open.storages.begin(), open.storages.end(),
+                          [](const StorageSpec& spec) { return spec.name == "model.layers.0.enorm.weight" && spec.shape == Shape{16}; }));
+  EXPECT_EQ(judge_layout(open).defects, std::vector<std::string>{});
+}
+
 TEST(FusedMoe, RefusesExpertsThatAreNotAllThereOrNotAlike) {
   SmallCheckpoint checkpoint = moe_checkpoint({});
   std::erase_if(checkpoint.tensors, [](const CheckpointTensor& t) { return t.name.ends_with("experts.2.up_proj.weight"); });

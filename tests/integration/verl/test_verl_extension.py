@@ -52,6 +52,9 @@ class Engine:
     def __init__(self, kind: type, config: dict[str, Any], **options: Any) -> None:
         self.loaded = models.load(config)
         self.loaded.vllm_config.additional_config = {"headrace": {"wait_s": WAIT_S, **options}}
+        self.make_worker(kind)
+
+    def make_worker(self, kind: type) -> None:
         self.worker = object.__new__(kind)
         self.worker.vllm_config = self.loaded.vllm_config
         self.worker.rank = self.worker.local_rank = 0

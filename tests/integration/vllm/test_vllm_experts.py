@@ -7,6 +7,7 @@ import pytest
 import torch
 import vllm_models as models
 from headrace.integration.vllm.experts import expert_maps
+from headrace.integration.vllm.parts import Part
 from torch import nn
 from vllm.distributed.eplb.eplb_state import EplbLayerState, EplbState, compute_logical_maps
 
@@ -48,3 +49,16 @@ def test_a_map_with_a_hole_is_refused() -> None:
     state.logical_to_physical_map[0, 1] = 0
     with pytest.raises(headrace.FailedPrecondition, match="slot 4 holds no expert"):
         expert_maps(model)
+
+
+def test_experts_whose_map_is_not_to_be_seen_cannot_be_updated_in_an_engine_that_moves_them() -> None:
+    model = layers_of([[0, 1, 2, 3]])
+    runner = next(model.children())
+    runner.register_parameter("w13_weight", nn.Parameter(torch.zeros(4, 2)))
+    part = Part(model, None, 1, "draft.")
+    assert part.unbalanced([]) == {}
+    assert list(part.unbalanced(["draft.0.w13_weight", "draft.norm.weight"])) == ["draft.0.w13_weight"]
+    runner.eplb_state.logical_to_physical_map = None
+    assert list(part.unbalanced([])) == ["draft.0"]
+    del runner.eplb_state
+    assert list(part.unbalanced([])) == ["draft.0"]

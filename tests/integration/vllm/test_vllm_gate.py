@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import headrace
 import pytest
@@ -38,7 +39,7 @@ def receiver(job: str) -> Iterator[headrace.Receiver]:
 BOTH = {"a": torch.ones(4), "b": torch.ones(4)}
 
 
-def scheduler_of(job: str, cls: type) -> Scheduler:
+def scheduler_of(job: str, cls: type, **where: Any) -> Scheduler:
     """vLLM's scheduler with a cache of 64 blocks, as its engine core makes it."""
     vllm_config = models.vllm_config_of(models.LLAMA)
     vllm_config.scheduler_config = SchedulerConfig(
@@ -50,7 +51,7 @@ def scheduler_of(job: str, cls: type) -> Scheduler:
     )
     vllm_config.cache_config = CacheConfig(block_size=16)
     vllm_config.cache_config.num_gpu_blocks = 64
-    vllm_config.additional_config = {"headrace": {"job": job}}
+    vllm_config.additional_config = {"headrace": {"job": job, **where}}
     spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=16, dtype=torch.bfloat16)
     with set_current_vllm_config(vllm_config):
         found = vllm_config.scheduler_config.get_scheduler_cls()
@@ -166,6 +167,19 @@ def test_the_page_of_a_receiver_that_came_later_is_found(job: str) -> None:
             update.load({"b": BOTH["b"]})
         assert not guard.shut()
         guard.path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_drafter_that_is_updated_alone_has_a_guard_that_may_count_too(counts: bool, job: str, receiver: headrace.Receiver) -> None:
+    scheduler = scheduler_of(job, HeadraceScheduler, draft=counts)
+    add_request(scheduler)
+    table = headrace.StorageTable.from_tensors({"a": torch.zeros(4), "b": torch.zeros(4)})
+    with headrace.Receiver(table, job=f"{job}-draft", engine="vllm-draft") as drafter:
+        with drafter.update("draft/1") as update:
+            update.load({"a": BOTH["a"]})
+            assert scheduler.pause_state == (PauseState.PAUSED_ALL if counts else PauseState.UNPAUSED)
+            update.load({"b": BOTH["b"]})
+        assert scheduler.schedule().total_num_scheduled_tokens == 8
 
 
 def test_the_job_must_be_named(job: str) -> None:

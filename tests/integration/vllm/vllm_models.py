@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tempfile
+import types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,10 @@ DEEPSEEK_V3 = DENSE | {
 }
 # Latent attention without experts: the part of DeepSeek whose post-processing runs on a CPU.
 DEEPSEEK_DENSE = DEEPSEEK_V3 | {"first_k_dense_replace": 2}
+# With a layer behind those of the target that drafts, without experts too.
+DEEPSEEK_MTP = DEEPSEEK_V3 | {"first_k_dense_replace": 3, "num_nextn_predict_layers": 1}
+DEEPSEEK_MOE_MTP = DEEPSEEK_V3 | {"num_nextn_predict_layers": 1}
+EAGLE = LLAMA | {"architectures": ["EagleLlamaForCausalLM"], "num_hidden_layers": 1}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -79,6 +84,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 class Loaded:
     model: torch.nn.Module
     vllm_config: Any
+    model_config: Any = None  # of a drafter; a target's is in vllm_config
 
 
 def seen(*classes: type) -> None:
@@ -126,22 +132,63 @@ def load(config: dict[str, Any], *, processed: bool = True, rank: int = 0, **par
     """A model as vLLM's own loader leaves it, with dummy weights. processed: with post-processing, for which experts need compiled
     operations."""
     from vllm.config import set_current_vllm_config
-    from vllm.model_executor.model_loader import get_model, get_model_loader
-    from vllm.utils.torch_utils import set_default_torch_dtype
 
     if not torch.distributed.is_initialized():
         join_groups()
     vllm_config = vllm_config_of(config, **parallel)
     vllm_config.parallel_config.rank = rank
     with set_current_vllm_config(vllm_config):
-        if processed:
-            return Loaded(get_model(vllm_config=vllm_config), vllm_config)
-        with set_default_torch_dtype(torch.bfloat16):
-            loader = get_model_loader(vllm_config.load_config)
-            model = loader.create_model(vllm_config=vllm_config, model_config=vllm_config.model_config)
+        return Loaded(_made(vllm_config, vllm_config.model_config, processed), vllm_config)
+
+
+def _made(vllm_config: Any, model_config: Any, processed: bool) -> torch.nn.Module:
+    from vllm.model_executor.model_loader import get_model, get_model_loader
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    if processed:
+        return get_model(vllm_config=vllm_config, model_config=model_config)
+    with set_default_torch_dtype(torch.bfloat16):
+        model = get_model_loader(vllm_config.load_config).create_model(vllm_config=vllm_config, model_config=model_config)
     for number, parameter in enumerate(model.parameters()):
         parameter.data.copy_(random_tensor(parameter.dtype, parameter.shape, number))
-    return Loaded(model, vllm_config)
+    return model
+
+
+def load_with_drafter(
+    target: dict[str, Any], draft: dict[str, Any] | None = None, *, share: bool = True, processed: bool = True
+) -> tuple[Loaded, Loaded]:
+    """A target and its drafter: the MTP layers of the target's own checkpoint, or an EAGLE model of another. share: embedding and output
+    head are the target's, as vLLM's proposer makes it. processed: see load()."""
+    from vllm.config import SpeculativeConfig, VllmConfig, set_current_vllm_config
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+    if not torch.distributed.is_initialized():
+        join_groups()
+    alone = vllm_config_of(target)
+    speculative = SpeculativeConfig(
+        method="eagle" if draft else "mtp",
+        model=folder(json.dumps(draft)) if draft else None,
+        num_speculative_tokens=1,
+        target_model_config=alone.model_config,
+        target_parallel_config=alone.parallel_config,
+    )
+    vllm_config = VllmConfig(
+        model_config=alone.model_config,
+        parallel_config=alone.parallel_config,
+        device_config=alone.device_config,
+        load_config=alone.load_config,
+        speculative_config=speculative,
+    )
+    with set_current_vllm_config(vllm_config):
+        model = _made(vllm_config, vllm_config.model_config, processed)
+        drafter = _made(vllm_config, speculative.draft_model_config, processed)
+        if share:
+            proposer = types.SimpleNamespace(model=drafter, vllm_config=vllm_config, use_local_argmax_reduction=False)
+            SpecDecodeBaseProposer._maybe_share_embeddings(proposer, model)
+            SpecDecodeBaseProposer._maybe_share_lm_head(proposer, model)
+            seen(SpecDecodeBaseProposer)
+    seen(type(model), type(drafter))
+    return Loaded(model, vllm_config), Loaded(drafter, vllm_config, speculative.draft_model_config)
 
 
 @functools.cache
@@ -196,4 +243,28 @@ def stock_load(loaded: Loaded, tensors: dict[str, torch.Tensor], *, processed: b
     with set_current_vllm_config(loaded.vllm_config), torch.no_grad():
         loaded.model.load_weights(iter(tensors.items()))
         if processed:
-            process_weights_after_loading(loaded.model, loaded.vllm_config.model_config, torch.device("cpu"))
+            process_weights_after_loading(loaded.model, loaded.model_config or loaded.vllm_config.model_config, torch.device("cpu"))
+
+
+def mtp_checkpoint(seed: int, config: dict[str, Any] = DEEPSEEK_MTP) -> dict[str, torch.Tensor]:
+    """As published: the drafting layer behind the others, with copies of embedding and output head."""
+    tensors = checkpoint(config, seed)
+    hidden, last = config["hidden_size"], f"model.layers.{config['num_hidden_layers'] - 1}."
+    layer = f"model.layers.{config['num_hidden_layers']}."
+    kinds = {layer + name[len(last) :]: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items() if name.startswith(last)}
+    kinds |= {layer + name: (torch.bfloat16, (hidden,)) for name in ("enorm.weight", "hnorm.weight", "shared_head.norm.weight")}
+    kinds[layer + "eh_proj.weight"] = torch.bfloat16, (hidden, 2 * hidden)
+    own = {name: random_tensor(*kind, seed * 100_000 + 50_000 + i) for i, (name, kind) in enumerate(kinds.items())}
+    copies = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
+    return tensors | own | {layer + name: tensors[original] for name, original in copies.items()}
+
+
+def eagle_checkpoint(seed: int) -> dict[str, torch.Tensor]:
+    """Of EAGLE, as published: without output head, its names without the word model."""
+    hidden = EAGLE["hidden_size"]
+    tensors = {
+        name.removeprefix("model."): tensor
+        for name, tensor in checkpoint(EAGLE, seed + 500).items()
+        if name not in ("lm_head.weight", "model.norm.weight", "model.layers.0.input_layernorm.weight")
+    }
+    return tensors | {"fc.weight": random_tensor(torch.bfloat16, (hidden, 2 * hidden), seed * 100_000 + 90_000)}

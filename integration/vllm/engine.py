@@ -94,8 +94,11 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
         """
         job, engine = meeting(init_info.job, init_info.engine, init_info.model)
         if init_info.model == "draft" and not self._is_draft():
-            if self.draft is not None:
+            if self.draft is not None and self.draft._is_torn():
                 self.draft.init_transfer_engine(init_info)
+            elif self.draft is not None:
+                # Between sessions vLLM may keep a quantised copy in place of an output head: it is bound as a session shows it.
+                self.draft._unbind()
             self._draft_info = init_info
             return
         if self._is_torn():

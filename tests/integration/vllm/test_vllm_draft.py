@@ -223,6 +223,19 @@ def test_a_drafter_that_moved_is_refused_by_name(engines: Callable[..., Engine])
     assert not ours.worker._weight_update_active
 
 
+def test_a_trainer_of_the_drafter_that_comes_later_is_bound_when_its_first_session_begins(engines: Callable[..., Engine]) -> None:
+    ours = engines()
+    first = ours.trainer("draft", models.eagle_checkpoint(0))
+    first.send_weights()
+    less = {name: tensor for name, tensor in models.eagle_checkpoint(1).items() if name != "embed_tokens.weight"}
+    second = ours.trainer("draft", less)
+    assert ours.worker.hr_status("draft") == {"bound": False}
+    second.send_weights()
+    assert ours.worker.hr_status("draft")["version"] == f"{second.run}/1"
+    assert ours.worker.hr_bind("draft")["shared"] == []
+    assert second.report.proven and second.report.ignored_names == ()
+
+
 def test_a_session_of_the_draft_before_its_trainer_came_is_refused(engines: Callable[..., Engine]) -> None:
     ours = engines()
     ours.trainer("target", models.checkpoint(models.LLAMA, 0))

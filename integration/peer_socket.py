@@ -6,6 +6,7 @@ PeerTimeout.
 
 import math
 import os
+import socket
 import stat
 import time
 from typing import Self
@@ -14,12 +15,14 @@ import zmq
 from headrace.errors import Cancelled, DeadlineExceeded, Unavailable
 from zmq.utils.monitor import recv_monitor_message
 
-__all__ = ["PeerFailed", "PeerGone", "PeerSocket", "PeerTimeout"]
+__all__ = ["PeerFailed", "PeerGone", "PeerSocket", "PeerTimeout", "Stop"]
 
 # The last acknowledgement may still be on its way when a socket closes.
 _LINGER_MS = 5_000
 # Whoever connects is often first, by less than ZeroMQ's own 100 ms.
 _RECONNECT_MS = 5
+# Until a socket's file that nobody reads any more says so.
+_PROBE_S = 1.0
 
 
 class PeerTimeout(DeadlineExceeded):
@@ -34,27 +37,50 @@ class PeerFailed(Cancelled, RuntimeError):
     """The peer says that it failed; the message holds its own words."""
 
 
+class Stop:
+    """Ends the waits of the sockets that were made with it, from any thread: they raise Cancelled. For good."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.why = ""
+
+    def set(self, why: str) -> None:
+        self.why = why
+        os.eventfd_write(self.descriptor, 1)
+
+    def check(self) -> None:
+        if self.why:
+            raise Cancelled(self.why)
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
 class PeerSocket:
     """A REQ socket that binds, or a REP socket that connects. One thread at a time; a context manager.
 
-    `wait_s` bounds each single wait.
+    `wait_s` bounds each single wait, and `stop` ends it.
     """
 
-    def __init__(self, context: zmq.Context, kind: int, handle: str, wait_s: float):
+    def __init__(self, context: zmq.Context, kind: int, handle: str, wait_s: float, stop: Stop | None = None):
         if not 0 < wait_s < math.inf:
             raise ValueError(f"a wait of {wait_s} s")
         self._handle = handle
         self._asks = kind == zmq.REQ
         self._wait_s = wait_s
+        self._stop = stop
         self._bound = None
         self._owed = False  # the answer to what was asked last
         self._socket = context.socket(kind)
         self._socket.linger = _LINGER_MS
         self._socket.reconnect_ivl = _RECONNECT_MS
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+        self._seen = {zmq.EVENT_CONNECTED: False, zmq.EVENT_DISCONNECTED: False}
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
+        if stop is not None:
+            self._poller.register(stop.descriptor, zmq.POLLIN)
         try:
             if self._asks:
                 self._bind()
@@ -74,21 +100,36 @@ class PeerSocket:
 
     def send(self, data: bytes, expected: str) -> None:
         """Sends one message; waits, while nobody is connected, for `expected`."""
+        waiting = zmq.Poller()
+        waiting.register(self._socket, zmq.POLLOUT)
+        waiting.register(self._monitor, zmq.POLLIN)
+        if self._stop is not None:
+            waiting.register(self._stop.descriptor, zmq.POLLIN)
+        deadline = time.monotonic() + self._wait_s
         try:
-            if not self._socket.poll(self._wait_s * 1_000, zmq.POLLOUT):
-                raise PeerTimeout(f"{self._handle}: nobody connected within {self._wait_s:g} s, {expected}")
-            self._socket.send(data, zmq.NOBLOCK)
-            self._owed = self._asks
+            while True:
+                left_ms = max(0.0, deadline - time.monotonic()) * 1_000
+                ready = dict(waiting.poll(left_ms))
+                self._check_stop()
+                if self._monitor in ready and self._peer_went() and self._asks:
+                    raise PeerGone(f"{self._handle}: the peer went away, {expected}")
+                if self._socket in ready:
+                    self._socket.send(data, zmq.NOBLOCK)
+                    self._owed = self._asks
+                    return
+                if left_ms == 0:
+                    raise PeerTimeout(f"{self._handle}: nobody connected within {self._wait_s:g} s, {expected}")
         except zmq.ZMQError as error:
             raise PeerGone(f"{self._handle}: cannot send, {expected}: {error}") from error
 
     def receive(self, expected: str) -> bytes:
         """The next message, which should be `expected` (words for the error)."""
         deadline = time.monotonic() + self._wait_s
-        gone = False
+        gone = self._seen[zmq.EVENT_DISCONNECTED]
         while True:
             left_ms = max(0.0, deadline - time.monotonic()) * 1_000
             ready = dict(self._poller.poll(0 if gone else left_ms))
+            self._check_stop()
             if self._socket in ready:
                 self._owed = False
                 return self._socket.recv()
@@ -103,12 +144,20 @@ class PeerSocket:
         """The answer to what a REQ side sent last, or nothing where it was read: before it the peer may still read memory of this side."""
         return self.receive("an answer") if self._owed else b""
 
+    def _check_stop(self) -> None:
+        if self._stop is not None:
+            self._stop.check()
+
+    def lost(self) -> bool:
+        """Whether whom this socket connects to is not there: no more, or not yet."""
+        self._peer_went()
+        return self._seen[zmq.EVENT_DISCONNECTED] or not self._seen[zmq.EVENT_CONNECTED]
+
     def _peer_went(self) -> bool:
         """Reads the connection's events; true when the connection has ended. The wires know no second one."""
-        ended = False
         while self._monitor.poll(0):
-            ended |= recv_monitor_message(self._monitor)["event"] == zmq.EVENT_DISCONNECTED
-        return ended
+            self._seen[recv_monitor_message(self._monitor)["event"]] = True
+        return self._seen[zmq.EVENT_DISCONNECTED]
 
     def close(self, discard: bool = False) -> None:
         """Closes; with `discard`, drops what was not sent yet. Takes a bound socket's file away."""
@@ -127,12 +176,36 @@ class PeerSocket:
     def __exit__(self, kind: object, *_: object) -> None:
         # What a failed REQ side has not sent yet is of no use; a REP side's last answer must still reach the peer.
         self.close(discard=kind is not None and self._asks)
+        if kind is not None and not self._asks:
+            _remove_left(_file_of(self._handle))
 
 
 def _file_of(handle: str) -> str | None:
     """The file of an ipc:// address; abstract ones (with an @) and other transports have none."""
     path = handle.removeprefix("ipc://")
     return None if path == handle or path.startswith("@") else path
+
+
+def _remove_left(path: str | None) -> None:
+    """A process that was killed has left its socket's file."""
+    if path and not _is_listened_to(path):
+        _remove_socket(path)
+
+
+def _is_listened_to(path: str) -> bool:
+    """Whether a process accepts at a socket's file. One that is on its way out may still do so: then the connection ends without a word."""
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(_PROBE_S)
+            try:
+                probe.connect(path)
+                if probe.recv(1):
+                    return True
+            except ConnectionError:
+                continue
+            except OSError:
+                return True
+    return False
 
 
 def _remove_socket(path: str) -> None:

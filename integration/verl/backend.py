@@ -31,7 +31,7 @@ import torch
 import zmq
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
-from ..peer_socket import PeerSocket
+from ..peer_socket import PeerSocket, Stop
 from ..unpickle import DTYPES
 from .engine_side import CONTROL, FILLER, Announcement, Tensor, Verdict, dump_tensors
 from .wire import BucketFan, BucketStream
@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 _BATCH_BYTES = 64 << 20
 _DIRECTLY, _BY_WIRE = b"directly", b"by wire"
+_WAITING = "although an update is waiting for its rollouts"
 
 
 def _host() -> str:
@@ -84,11 +85,17 @@ class HeadraceCheckpointEngine(CheckpointEngine):
         self._job = ""
         self._handles: list[str] = []
         self._sender: headrace.Sender | None = None
+        # Of the receivers that the sender was connected to.
+        self._bindings: list[str] = []
+        self._stop = Stop()
         self._tensors: tuple[Tensor, ...] = ()
         self._table = b""
         self._updates = 0
 
     def prepare(self) -> dict[str, Any]:
+        # verl does not tell when an update has failed elsewhere. What still waits in one would be in the way of the next.
+        self._stop.set("another update has begun")
+        self._stop = Stop()
         return {"host": _host(), "identity": self._identity, "master": self._is_master, "folder": tempfile.gettempdir()}
 
     @classmethod
@@ -137,65 +144,63 @@ class HeadraceCheckpointEngine(CheckpointEngine):
         return {"headrace/update_s": time.perf_counter() - begin, **figures}
 
     async def _send(self, weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, float]:
-        if self._by_wire:
-            if self._direct:
-                await asyncio.to_thread(self._ask, _BY_WIRE)
-            return self._send_by_wire(weights)
-        held: dict[str, torch.Tensor] | None = None
-        if not self._tensors:
-            held = {name: _on_host(name, tensor).detach().clone() for name, tensor in weights}
-            self._tensors = tuple((name, DTYPES[str(tensor.dtype)].travels, tuple(tensor.shape)) for name, tensor in held.items())
-            self._table = dump_tensors(self._tensors)
-        self._updates += 1
-        version = f"{self._job}-direct/{self._updates}"
-        announcement = Announcement(self._job, version, self._wait_s, self._table)
-        refused = await asyncio.to_thread(self._ask, announcement.dump())
-        if refused:
-            return self._send_by_wire(held.items() if held is not None else weights)
-        sender = await asyncio.to_thread(self._connected)
-        with sender.update(version, held if held is not None else _Announced(self._tensors), progress=False) as update:
-            if held is None:
-                for batch in _batches(weights, self._batch_tensors):
-                    update.add(batch)
-        report = update.report
+        stop = self._stop
+        with ExitStack() as stack:
+            # From before the first tensor is pulled to the end: rollouts see by them that the trainer has failed, or is gone.
+            peers = [
+                stack.enter_context(PeerSocket(zmq.Context.instance(), zmq.REQ, f"{handle}.sock", self._wait_s, stop))
+                for handle in self._handles
+                if self._direct
+            ]
+            if self._by_wire:
+                await asyncio.to_thread(_ask, peers, _BY_WIRE)
+                return self._send_by_wire(weights)
+            held = None if self._tensors else self._learn(weights)
+            self._updates += 1
+            version = f"{self._job}-direct/{self._updates}"
+            verdicts = await asyncio.to_thread(_ask, peers, Announcement(self._job, version, self._wait_s, self._table).dump())
+            refused = [verdict for verdict in verdicts if verdict.reason]
+            await asyncio.to_thread(_decide, peers, _BY_WIRE if refused else _DIRECTLY)
+            if refused:
+                self._say(refused, len(verdicts))
+                return self._send_by_wire(held.items() if held is not None else weights)
+            sender = await asyncio.to_thread(self._connected, [verdict.binding for verdict in verdicts], stop)
+            with sender.update(version, held if held is not None else _Announced(self._tensors), progress=False) as update:
+                if held is None:
+                    for batch in _batches(weights, self._batch_tensors):
+                        update.add(batch)
+            report = update.report
         return {
             "headrace/direct": 1.0,
             "headrace/wire_bytes": float(report.wire_bytes),
             "headrace/applied_bytes": float(report.applied_bytes),
         }
 
-    def _ask(self, message: bytes) -> bool:
-        """Tells all CheckpointEngineWorkers, hears what their engine workers say, and decides for all; true: by verl's wire."""
-        with ExitStack() as stack:
-            context = zmq.Context.instance()
-            peers = [stack.enter_context(PeerSocket(context, zmq.REQ, f"{handle}.sock", self._wait_s)) for handle in self._handles]
-            for peer in peers:
-                peer.send(message, "although an update is waiting for its rollouts")
-            verdicts = [Verdict.parse(peer.receive("a verdict on the announcement")) for peer in peers]
-            if message == _BY_WIRE:
-                return True
-            refused = [verdict for verdict in verdicts if verdict.reason]
-            for peer in peers:
-                peer.send(_BY_WIRE if refused else _DIRECTLY, "although an update is waiting for its rollouts")
-            for peer in peers:
-                peer.receive("an answer to the decision")
-        if refused:
-            self._by_wire = not all(verdict.once for verdict in refused)
-            logger.warning(
-                "headrace: %s through verl's wire, since %d of %d engine workers cannot be written directly: %s",
-                "updates go" if self._by_wire else "this update goes",
-                len(refused),
-                len(verdicts),
-                refused[0].reason,
-            )
-        return bool(refused)
+    def _learn(self, weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        held = {name: _on_host(name, tensor).detach().clone() for name, tensor in weights}
+        self._tensors = tuple((name, DTYPES[str(tensor.dtype)].travels, tuple(tensor.shape)) for name, tensor in held.items())
+        self._table = dump_tensors(self._tensors)
+        return held
 
-    def _connected(self) -> headrace.Sender:
-        """The sender of this topology's job, connected to every engine worker; they come when they have bound their models."""
-        if self._sender is not None:
+    def _say(self, refused: list[Verdict], engines: int) -> None:
+        """What was refused for good goes by verl's wire until the topology changes."""
+        self._by_wire = not all(verdict.once for verdict in refused)
+        logger.warning(
+            "headrace: %s through verl's wire, since %d of %d engine workers cannot be written directly: %s",
+            "updates go" if self._by_wire else "this update goes",
+            len(refused),
+            engines,
+            refused[0].reason,
+        )
+
+    def _connected(self, bindings: list[str], stop: Stop) -> headrace.Sender:
+        """The sender of this topology's job, connected to every engine worker as it is bound now."""
+        if self._sender is not None and self._bindings == bindings:
             return self._sender
+        self._drop_sender()
         until = time.monotonic() + self._wait_s
         while True:
+            stop.check()
             try:
                 sender = headrace.Sender.connect(
                     job=self._job,
@@ -209,7 +214,7 @@ class HeadraceCheckpointEngine(CheckpointEngine):
             else:
                 found, why = len(sender.receivers), "no more are there"
                 if found == len(self._handles):
-                    self._sender = sender
+                    self._sender, self._bindings = sender, bindings
                     return sender
                 sender.close()
             if time.monotonic() > until:
@@ -230,21 +235,22 @@ class HeadraceCheckpointEngine(CheckpointEngine):
         return {"headrace/direct": 0.0, "headrace/wire_bytes": float(sent * len(self._handles))}
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        handle, context = self._handles[0], zmq.Context.instance()
+        handle, context, stop = self._handles[0], zmq.Context.instance(), self._stop
         if self._direct:
-            with PeerSocket(context, zmq.REP, f"{handle}.sock", self._wait_s) as trainer:
+            with PeerSocket(context, zmq.REP, f"{handle}.sock", self._wait_s, stop) as trainer:
                 message = await asyncio.to_thread(trainer.receive, "the announcement of an update")
                 if message == _BY_WIRE:
                     trainer.send(Verdict().dump(), "which waits for an answer")
                 else:
-                    announcement = replace(Announcement.parse(message), verdict=f"{handle}-verdict.sock")
+                    addresses = {"verdict": f"{handle}-verdict.sock", "trainer": f"{handle}.sock"}
+                    announcement = replace(Announcement.parse(message), **addresses)
                     size = len(announcement.dump())
                     if size > self._bucket_bytes:
                         raise headrace.InvalidArgument(
                             f"an announcement of {size} bytes does not fit into a bucket of {self._bucket_bytes}: "
                             "raise checkpoint_engine.update_weights_bucket_megabytes"
                         )
-                    with PeerSocket(context, zmq.REP, announcement.verdict, self._wait_s) as engine:
+                    with PeerSocket(context, zmq.REP, announcement.verdict, self._wait_s, stop) as engine:
                         yield CONTROL, torch.frombuffer(bytearray(announcement.dump()), dtype=torch.uint8)
                         yield FILLER, torch.zeros(self._bucket_bytes, dtype=torch.uint8)
                         verdict = await asyncio.to_thread(engine.receive, "the engine worker's verdict")
@@ -253,13 +259,27 @@ class HeadraceCheckpointEngine(CheckpointEngine):
                     trainer.send(b"", "which waits for an answer")
             if message != _BY_WIRE:
                 return
-        async for named in BucketStream(f"{handle}-wire.sock", self._wait_s):
+        async for named in BucketStream(f"{handle}-wire.sock", self._wait_s, stop=stop):
             yield named
 
     def _drop_sender(self) -> None:
         if self._sender is not None:
             self._sender.close()
             self._sender = None
+
+
+def _ask(peers: list[PeerSocket], message: bytes) -> list[Verdict]:
+    """Tells all CheckpointEngineWorkers; what their engine workers say."""
+    for peer in peers:
+        peer.send(message, _WAITING)
+    return [Verdict.parse(peer.receive("a verdict on the announcement")) for peer in peers]
+
+
+def _decide(peers: list[PeerSocket], way: bytes) -> None:
+    for peer in peers:
+        peer.send(way, _WAITING)
+    for peer in peers:
+        peer.receive("an answer to the decision")
 
 
 class _Announced:

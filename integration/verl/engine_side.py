@@ -9,6 +9,8 @@ import json
 import logging
 import math
 import threading
+import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,6 +33,8 @@ FILLER = "__headrace_filler__"
 
 # From the announcement to the engine worker's call through verl's servers.
 _ARRIVAL_S = 60.0
+# How often a trainer is looked after that has not begun yet.
+_LOOK_MS = 2_000
 
 # name, torch dtype's name, shape
 Tensor = tuple[str, str, tuple[int, ...]]
@@ -41,7 +45,7 @@ class Announcement:
     """An update that a trainer wants to send straight to the engine's workers. job: under which it looks for their receivers.
 
     tensors: a table of `dump_tensors`. It is the same from update to update, and large: kept as it was sent, and read where it is new.
-    verdict: the address at which the engine's worker says whether it can.
+    verdict: the address at which the engine's worker says whether it can. trainer: one that exists while the trainer is in the update.
     """
 
     job: str
@@ -49,9 +53,10 @@ class Announcement:
     wait_s: float
     tensors: bytes
     verdict: str = ""
+    trainer: str = ""
 
     def dump(self) -> bytes:
-        fields = {"job": self.job, "version": self.version, "wait_s": self.wait_s, "verdict": self.verdict}
+        fields = {"job": self.job, "version": self.version, "wait_s": self.wait_s, "verdict": self.verdict, "trainer": self.trainer}
         return json.dumps(fields).encode() + b"\n" + self.tensors
 
     @classmethod
@@ -63,7 +68,8 @@ class Announcement:
             wait_s = float(fields["wait_s"])
             if not 0 < wait_s < math.inf:  # nothing would end a wait for a number that is none
                 raise ValueError(f"a wait of {wait_s} s")
-            return cls(str(fields["job"]), str(fields["version"]), wait_s, tensors, str(fields["verdict"]))
+            words = {key: str(fields[key]) for key in ("job", "version", "verdict", "trainer")}
+            return cls(wait_s=wait_s, tensors=tensors, **words)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise headrace.InvalidArgument(f"no announcement of an update: {type(error).__name__}: {error}") from error
 
@@ -82,22 +88,26 @@ def parse_tensors(data: bytes) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """An engine worker's answer to an announcement. reason: why it cannot be written directly, empty if it can; once: only this time."""
+    """An engine worker's answer to an announcement. reason: why it cannot be written directly, empty if it can; once: only this time.
+
+    binding: changes when the receiver is another one, or was written in another way in between: what a sender knows of it holds no more.
+    """
 
     reason: str = ""
     once: bool = False
+    binding: str = ""
 
     def dump(self) -> bytes:
-        return json.dumps([self.reason, self.once]).encode()
+        return json.dumps([self.reason, self.once, self.binding]).encode()
 
     @classmethod
     def parse(cls, data: bytes) -> Verdict:
         """Raises headrace.InvalidArgument."""
         try:
-            reason, once = json.loads(data)
+            reason, once, binding = json.loads(data)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise headrace.InvalidArgument(f"no verdict: {type(error).__name__}: {error}") from error
-        return cls(str(reason), bool(once))
+        return cls(str(reason), bool(once), str(binding))
 
     def send(self, announcement: Announcement) -> None:
         """Tells the CheckpointEngineWorker, which reads it when verl's sender has its answer."""
@@ -126,6 +136,9 @@ class BoundModel(Protocol):
     def close(self) -> None:
         """Lets the model go."""
 
+    def discards(self) -> bool:
+        """Whether the engine gives its weights up between updates."""
+
     def ways(self) -> Mapping[str, int]:
         """Checkpoint tensors by how they come: direct, leased, dropped."""
 
@@ -145,6 +158,7 @@ class EngineSide:
         self._bound_to: tuple[str, bytes] | None = None
         self._refused: dict[bytes, headrace.Unsupported] = {}
         self._updates = 0
+        self.binding = ""
         # Set while the worker's thread is inside an update and so in no forward pass.
         self._still = threading.Event()
         self.receipt: headrace.Receipt | None = None
@@ -168,6 +182,8 @@ class EngineSide:
         Buckets of weights are written; while no model is bound `unbound` takes them. An announced update is waited for, where the trainer
         decides so. Returns why the model could not be bound to what was announced, or empty.
         """
+        if self._model is not None and self._model.discards():
+            self._model.receiver.notify("discard")
         arrival = _Arrival(self, unbound)
         try:
             receiver.receive(arrival.take)
@@ -178,6 +194,11 @@ class EngineSide:
         if arrival.writing is not None:
             arrival.writing.finish()
         return arrival.verdict.reason
+
+    def passed_by(self) -> None:
+        """To be called when something else is about to write the model."""
+        if self._model is not None:
+            self._model.receiver.notify("foreign_reload")
 
     def quiescent(self) -> bool:
         """For the receiver's hook, on a thread of its own. A trainer that knows its receivers from before may be here first: waits."""
@@ -195,6 +216,7 @@ class EngineSide:
         """An update of buckets that this worker reads itself."""
         assert self._model is not None and self._bound_to is not None
         self._updates += 1
+        self.binding = uuid.uuid4().hex
         return EngineUpdate(self, self._model, f"{self._bound_to[0]}/{self._updates}")
 
     def attend(self, announcement: Announcement, since: int | None = None) -> None:
@@ -205,7 +227,8 @@ class EngineSide:
         wait_s = min(announcement.wait_s, self._wait_s)
         self._enter(model)
         try:
-            model.receiver.wait_for(announcement.version, since=since, deadline_ms=max(1, int(wait_s * 1_000)))
+            with PeerSocket(zmq.Context.instance(), zmq.REP, announcement.trainer, wait_s) as trainer:
+                _await(model.receiver, announcement.version, since, wait_s, trainer)
         finally:
             self._leave(model)
 
@@ -228,8 +251,25 @@ class EngineSide:
             self._refused = {tensors: error}
             raise
         self._bound_to = (job, tensors)
+        self.binding = uuid.uuid4().hex
         logger.info("headrace: bound to %d tensors at %s: %s", len(parsed), self._model.receiver.endpoint, dict(self._model.ways()))
         return self._model
+
+
+def _await(receiver: headrace.Receiver, version: str, since: int, wait_s: float, trainer: PeerSocket) -> None:
+    """Until `version` is committed here. The receiver sees by itself how a session ends, but not that a trainer never began one."""
+    until = time.monotonic() + wait_s
+    while receiver.status().attempted_version != version:
+        lost = trainer.lost()
+        try:
+            receiver.wait_for(version, since=since, deadline_ms=_LOOK_MS)
+            return
+        except headrace.DeadlineExceeded as error:
+            if lost and trainer.lost() and receiver.status().attempted_version != version:
+                raise headrace.Unavailable(f"update {version}: the trainer has given it up before it began") from error
+            if time.monotonic() > until:
+                raise
+    receiver.wait_for(version, since=since, deadline_ms=max(1, int(wait_s * 1_000)))
 
 
 class _Arrival:
@@ -263,6 +303,7 @@ class _Arrival:
         try:
             # A trainer begins when it has the verdict.
             self._since = self._side._ensure(announced.job, announced.tensors).receiver.mark()
+            self.verdict = Verdict(binding=self._side.binding)
         except headrace.Unsupported as error:
             self.verdict = Verdict(str(error))
         except headrace.Error as error:

@@ -40,6 +40,7 @@ class HeadraceWorkerExtension(vLLMColocateWorkerExtension):
         if reason:
             self.hr_say_once(f"updates take verl's stock path: {reason}")
             self.hr_verdict = Verdict(reason, once=reason == _ASKED)
+            self.hr_engine_side().passed_by()
             super().update_weights_from_ipc(peft_config=peft_config, base_sync_done=base_sync_done, use_shm=use_shm)
             return
         if self.device is None:
@@ -149,6 +150,7 @@ class _BoundVllmModel:
                 self._session = False
 
         config = worker.model_runner.vllm_config
+        self._sleeps = getattr(config.model_config, "enable_sleep_mode", False)
         shard = getattr(config.parallel_config, "data_parallel_rank", 0) or 0
         replica = f"replica-{os.environ.get('VERL_REPLICA_RANK', '0')}" + (f"-dp-{shard}" if shard else "")
         self._engine = Engine(None, config, worker.device, worker.model_runner.model)
@@ -173,6 +175,10 @@ class _BoundVllmModel:
 
     def close(self) -> None:
         self._engine.shutdown()
+
+    def discards(self) -> bool:
+        # verl sends it to sleep before every update, at level 2 wherever weights come this way.
+        return bool(self._sleeps)
 
     def ways(self) -> dict[str, int]:
         return self._engine.binding.counts()

@@ -24,7 +24,7 @@ from headrace.errors import Unsupported
 
 from ..buckets import Bucket, BucketWriter, Entry, TableCache, entry_of
 from ..host_memory import Segment, attach, tensor_handle
-from ..peer_socket import PeerFailed, PeerGone, PeerSocket, PeerTimeout
+from ..peer_socket import PeerFailed, PeerGone, PeerSocket, PeerTimeout, Stop
 from ..unpickle import DTYPES, Reference, RefusedPickle, loads
 
 __all__ = ["BucketFan", "BucketReceiver", "BucketSender", "BucketStream"]
@@ -37,12 +37,20 @@ _ALLOWED = {name: Reference(name) for name in (_OUR_TENSOR, _CUDA_TENSOR, "torch
 class BucketReceiver:
     """Takes one update after the other from the sender that binds `handle`. One thread at a time.
 
-    `wait_s` bounds each wait for the sender. Tables that come again are known from the update before.
+    `wait_s` bounds each wait for the sender, and `stop` ends it. Tables that come again are known from the update before.
     """
 
-    def __init__(self, handle: str, wait_s: float = 600.0, context: zmq.Context | None = None, cache: TableCache | None = None):
+    def __init__(
+        self,
+        handle: str,
+        wait_s: float = 600.0,
+        context: zmq.Context | None = None,
+        cache: TableCache | None = None,
+        stop: Stop | None = None,
+    ):
         self._handle = handle
         self._wait_s = wait_s
+        self._stop = stop
         self._context = context or zmq.Context.instance()
         self._cache = cache or TableCache()
 
@@ -53,7 +61,7 @@ class BucketReceiver:
         last answer is sent when the segment is let go. Raises the first error of `on_bucket` or of the stream after the sender has had
         its answers; PeerTimeout and PeerGone when the sender ends early.
         """
-        with PeerSocket(self._context, zmq.REP, self._handle, self._wait_s) as peer:
+        with PeerSocket(self._context, zmq.REP, self._handle, self._wait_s, self._stop) as peer:
             _Session(peer, self._cache).run(on_bucket)
 
 
@@ -289,8 +297,8 @@ class BucketStream:
     run to its end without taking anything.
     """
 
-    def __init__(self, handle: str, wait_s: float = 600.0, context: zmq.Context | None = None):
-        self._receiver = BucketReceiver(handle, wait_s, context)
+    def __init__(self, handle: str, wait_s: float = 600.0, context: zmq.Context | None = None, stop: Stop | None = None):
+        self._receiver = BucketReceiver(handle, wait_s, context, stop=stop)
         self._buckets: queue.SimpleQueue = queue.SimpleQueue()
         self._taken: queue.SimpleQueue[bool] = queue.SimpleQueue()
 

@@ -48,7 +48,7 @@ class HostPlatform(PlatformBase):
         return nullcontext()
 
     def ray_resource_name(self) -> str:
-        return "CPU"
+        return "GPU"  # of which Ray can be told to count some that are not there
 
     def ray_noset_envvars(self) -> list[str]:
         return []

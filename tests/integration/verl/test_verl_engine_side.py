@@ -5,6 +5,7 @@ import inspect
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from importlib import metadata
@@ -18,7 +19,7 @@ from headrace.integration.verl.engine_side import Announcement, EngineSide, Verd
 from headrace.integration.verl.wire import BucketFan, BucketReceiver, BucketSender, BucketStream
 from verl.checkpoint_engine import CheckpointEngineRegistry
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
-from weight_streams import WAIT_S, Landed, assert_same, bytes_of, mixed, new_handle, nothing_left_behind, start
+from weight_streams import WAIT_S, Landed, assert_same, bytes_of, mixed, new_handle, nothing_left_behind, start, wait_until
 
 import headrace.integration.verl.backend  # isort: skip
 
@@ -44,6 +45,7 @@ class Engine:
         self.live = {name: torch.zeros_like(tensor) for name, tensor in bindable(0).items()}
         self.where = {"engine": engine, "rank": rank, "ranks": ranks}
         self.refuse = refuse
+        self.sleeps = False
         self.binds: list[str] = []
         self.copied = 0
         self.running = False
@@ -65,6 +67,9 @@ class Engine:
 
     def close(self) -> None:
         self.receiver.close()
+
+    def discards(self) -> bool:
+        return self.sleeps
 
     def ways(self) -> dict[str, int]:
         return {"direct": len(self.live)}
@@ -114,6 +119,34 @@ def test_buckets_of_verls_wire_are_written_in_place_three_times(sender: str, eng
     assert engine.receiver.serving_version() == f"verl-test-{os.getpid()}/3"
 
 
+def test_what_an_engine_has_given_up_is_not_served_when_an_update_fails_before_it_begins(engine: Engine) -> None:
+    engine.side.learn(described(engine.live))
+    handle, sent = new_handle("side"), bindable(1)
+    receiving = start(lambda: engine.attend_by_wire(handle))
+    BucketSender(handle, 4_096, WAIT_S).send(sent.items())
+    receiving.result(WAIT_S)
+
+    def lost() -> Iterator:
+        raise ValueError("lost a shard")
+        yield
+
+    for engine.sleeps in (False, True):
+        handle = new_handle("side")
+        receiving = start(lambda handle=handle: engine.attend_by_wire(handle))
+        with pytest.raises(ValueError, match="lost a shard"):
+            BucketSender(handle, 4_096, WAIT_S).send(lost())
+        with pytest.raises(headrace.Unavailable):
+            receiving.result(WAIT_S)
+        assert (engine.receiver.serving_version() is None) == engine.sleeps
+    handle = new_handle("side")
+    receiving = start(lambda: engine.attend_by_wire(handle))
+    BucketSender(handle, 4_096, WAIT_S).send(sent.items())
+    receiving.result(WAIT_S)
+    assert engine.holds(sent) and engine.receiver.serving_version() is not None
+    engine.side.passed_by()
+    assert engine.receiver.serving_version() is None
+
+
 def test_an_unknown_name_fails_the_update_by_name_and_a_full_one_heals_it(engine: Engine) -> None:
     engine.side.learn(described(engine.live))
     handle = new_handle("side")
@@ -148,7 +181,8 @@ def test_a_refusal_is_remembered_for_the_same_tensors() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [b"", b"{}", b"[]", b'{"job":"a"}', b'{"job":"a","version":"b","wait_s":"x","verdict":""}', b"\xff\xfe", b"null"]
+    "message",
+    [b"", b"{}", b"[]", b'{"job":"a"}', b'{"job":"a","version":"b","wait_s":"x","verdict":"","trainer":""}', b"\xff\xfe", b"null"],
 )
 def test_what_is_no_announcement_is_refused(message: bytes) -> None:
     with pytest.raises(headrace.InvalidArgument, match="no announcement"):
@@ -158,7 +192,7 @@ def test_what_is_no_announcement_is_refused(message: bytes) -> None:
 @pytest.mark.parametrize("wait_s", [b"NaN", b"Infinity", b"0", b"-1", b'"x"', b"1" + b"0" * 400])
 def test_an_announcement_whose_wait_would_not_end_is_refused(wait_s: bytes) -> None:
     with pytest.raises(headrace.InvalidArgument, match="no announcement of an update"):
-        Announcement.parse(b'{"job": "j", "version": "j/1", "verdict": "", "wait_s": ' + wait_s + b"}\n[]")
+        Announcement.parse(b'{"job": "j", "version": "j/1", "verdict": "", "trainer": "", "wait_s": ' + wait_s + b"}\n[]")
 
 
 @pytest.mark.parametrize("tensors", [b'[["w","float32",[1e999]]]', b'[["w","float32",[NaN]]]', b"[" * 100_000, b"3", b'[["w"]]'])
@@ -284,6 +318,65 @@ def test_replicas_come_and_go(cluster: Cluster) -> None:
     first.engine.side.forget()
 
 
+@pytest.mark.parametrize("between", ["bound again", "written by verl's wire"])
+def test_a_direct_update_follows_whatever_happened_to_a_receiver_in_between(between: str, cluster: Cluster) -> None:
+    first, second = cluster.add("replica-0"), cluster.add("replica-1")
+    cluster.update(bindable(1))
+    if between == "bound again":
+        first.engine.side.forget()
+    else:
+        handle = new_handle("between")
+        receiving = start(lambda: first.engine.attend_by_wire(handle))
+        BucketSender(handle, 4_096, WAIT_S).send(bindable(2).items())
+        receiving.result(WAIT_S)
+    assert cluster.update(bindable(3))["headrace/direct"] == 1
+    assert first.engine.holds(bindable(3)) and second.engine.holds(bindable(3))
+
+
+@pytest.mark.parametrize("cluster", [{"wait_s": 600.0}], indirect=True)
+def test_a_trainer_that_gives_up_between_decision_and_session_lets_its_engines_go(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout = cluster.add("replica-0")
+    cluster.update(bindable(1))
+
+    def refuse(*_: object) -> None:
+        raise headrace.Unavailable("no descriptors left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster.actors[0], "_connected", refuse)
+        with pytest.raises(headrace.Unavailable, match="no descriptors left"):
+            cluster.update(bindable(2))
+    assert "has given it up before it began" in str(cluster.errors[-1])
+    assert rollout.engine.holds(bindable(1)) and rollout.engine.receiver.serving_version() is not None
+    cluster.update(bindable(3))
+    assert rollout.engine.holds(bindable(3))
+
+
+def test_what_waits_in_an_update_that_has_ended_elsewhere_ends_when_the_next_one_begins() -> None:
+    actor, rollout = (
+        CheckpointEngineRegistry.new("headrace", bucket_size=1 << 20, is_master=master, wait_s=600.0) for master in (True, False)
+    )
+    topology = CheckpointEngineRegistry.get("headrace").build_topology(1, 1, [actor.prepare(), rollout.prepare()])
+    for engine, kwargs in zip((actor, rollout), topology, strict=True):
+        engine.init_process_group(**{name: values[0] for name, values in kwargs.items()})
+
+    async def first() -> None:
+        async for _ in rollout.receive_weights():
+            pass
+
+    receiving = start(lambda: asyncio.run(first()))
+    wait_until(lambda: any(thread.name.startswith("asyncio_") for thread in threading.enumerate()))
+    rollout.prepare()
+    with pytest.raises(headrace.Cancelled, match="another update has begun"):
+        receiving.result(WAIT_S)
+    sending = start(lambda: asyncio.run(actor.send_weights(iter(bindable(1).items()))))
+    wait_until(lambda: os.path.exists(actor._handles[0].removeprefix("ipc://") + ".sock"))
+    actor.prepare()
+    with pytest.raises(headrace.Cancelled, match="another update has begun"):
+        sending.result(WAIT_S)
+
+
 @pytest.mark.parametrize("cluster", [{"direct": False}], indirect=True)
 def test_delivery_through_verls_wire_writes_the_same(cluster: Cluster) -> None:
     rollouts = [cluster.add("replica-0"), cluster.add("replica-1")]
@@ -332,7 +425,7 @@ def test_an_announcement_that_does_not_fit_into_a_bucket_is_refused_with_the_opt
         sending.result(WAIT_S)
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"7", b'["a"]'])
+@pytest.mark.parametrize("data", [b"", b"[]", b"7", b'["a"]', b'["a",false]'])
 def test_what_is_no_verdict_is_refused(data: bytes) -> None:
     with pytest.raises(headrace.InvalidArgument, match="no verdict"):
         Verdict.parse(data)
@@ -402,7 +495,7 @@ def test_an_announced_update_that_failed_before_it_was_waited_for_is_not_waited_
     sent = described(engine.live)
     engine.side.learn(sent)
     job = engine.binds[0]
-    announcement = Announcement(job, f"{job}/1", WAIT_S, dump_tensors(sent))
+    announcement = Announcement(job, f"{job}/1", WAIT_S, dump_tensors(sent), trainer=new_handle("trainer"))
     since = engine.receiver.mark()
     with headrace.Sender.connect(job=job) as sender, pytest.raises(headrace.Error, match="visitor"):
         engine.side._still.set()

@@ -214,7 +214,7 @@ def test_a_stock_sender_that_is_killed_ends_our_receivers_wait() -> None:
         receiving.result(WAIT_S)
     process.wait(WAIT_S)
     assert landed, "buckets before the end were taken"
-    # The killed process leaves its socket's file (and its tracker takes the segment away); the next sender of that address clears up.
+    assert not os.path.exists(handle.removeprefix("ipc://")), "a killed process leaves its socket's file (its tracker takes the segment)"
     receiving = start(lambda: our_receive(handle, Landed()))
     our_send(handle, iter(()))
     receiving.result(WAIT_S)

@@ -29,9 +29,9 @@ Bucket::Bucket(nb::handle buffer, nb::handle metas) {
   std::vector<std::pair<std::size_t, std::size_t>> shapes;
   PyObject* last_dtype = nullptr;
   Dtype dtype = Dtype::kU8;
-  for (const nb::handle meta : metas) {
-    if (!nb::isinstance<nb::tuple>(meta) && !nb::isinstance<nb::list>(meta)) refuse("bucket", "expected (name, offset, shape, dtype)");
-    if (nb::len(meta) != 4) refuse("bucket", "expected (name, offset, shape, dtype)");
+  for (const nb::handle meta : given_iterable(metas, "metas", "(name, offset, shape, dtype) of each tensor")) {
+    const bool row = nb::isinstance<nb::tuple>(meta) || nb::isinstance<nb::list>(meta);
+    if (!row || nb::len(meta) != 4) refuse_kind("metas", "(name, offset, shape, dtype)", meta);
     const nb::object name_object = meta[0];
     Py_ssize_t size = 0;
     const char* text = PyUnicode_Check(name_object.ptr()) ? PyUnicode_AsUTF8AndSize(name_object.ptr(), &size) : nullptr;

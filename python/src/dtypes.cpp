@@ -56,7 +56,7 @@ std::optional<Dtype> dtype_from_text(std::string_view text) {
 }
 
 std::optional<Dtype> find_dtype(nanobind::handle object) {
-  const std::string text = nanobind::cast<std::string>(nanobind::str(object));
+  const std::string text = plain_text(object);
   std::string_view name = text;
   if (name.ends_with("'>")) name.remove_suffix(2);  // "<class 'ml_dtypes.bfloat16'>"
   if (const auto dot = name.rfind('.'); dot != std::string_view::npos) name.remove_prefix(dot + 1);
@@ -65,8 +65,8 @@ std::optional<Dtype> find_dtype(nanobind::handle object) {
 
 Dtype dtype_from_object(nanobind::handle object) {
   if (const auto dtype = find_dtype(object)) return *dtype;
-  raise(Status(Code::kInvalidArgument, fmt::format("dtype {}: expected a safetensors name such as BF16, or a dtype of torch or numpy",
-                                                   nanobind::cast<std::string>(nanobind::str(object)))));
+  raise(Status(Code::kInvalidArgument,
+               fmt::format("dtype {}: expected a safetensors name such as BF16, or a dtype of torch or numpy", short_repr(object))));
 }
 
 std::optional<ElementType> element_type(dlpack::DataType type) {

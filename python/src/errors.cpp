@@ -53,6 +53,48 @@ void refuse(std::string_view name, std::string_view why) {
   raise(Status(Code::kInvalidArgument, fmt::format("{}: {}", name, why)).with(std::move(detail)));
 }
 
+void refuse_kind(std::string_view name, std::string_view expected, nb::handle actual) {
+  StatusDetail detail;
+  detail.name = name;
+  detail.expected = expected;
+  detail.actual = short_repr(actual);
+  raise(Status(Code::kInvalidArgument, fmt::format("{}: expected {}, not {}", name, expected, detail.actual)).with(detail));
+}
+
+std::vector<nb::object> given_row(nb::handle object, std::string_view name, std::size_t items, std::string_view expected) {
+  const bool row = nb::isinstance<nb::tuple>(object) || nb::isinstance<nb::list>(object);
+  if (!row || nb::len(object) != items) refuse_kind(name, expected, object);
+  std::vector<nb::object> all;
+  for (std::size_t i = 0; i < items; ++i) all.push_back(object[i]);
+  return all;
+}
+
+nb::object given_iterable(nb::handle object, std::string_view name, std::string_view expected) {
+  nb::object iterator = nb::steal(PyObject_GetIter(object.ptr()));
+  if (iterator.is_valid()) return iterator;
+  // What an __iter__ of the caller's own raises is the caller's.
+  if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw nb::python_error();
+  PyErr_Clear();
+  refuse_kind(name, expected, object);
+}
+
+std::vector<std::string> given_names(nb::handle object, std::string_view name) {
+  constexpr std::string_view kExpected = "names, each a text of UTF-8";
+  if (nb::isinstance<nb::str>(object) || nb::isinstance<nb::bytes>(object)) refuse_kind(name, kExpected, object);
+  std::vector<std::string> names;
+  for (const nb::handle item : given_iterable(object, name, kExpected)) names.push_back(given<std::string>(item, name, kExpected));
+  return names;
+}
+
+std::string given_path(nb::handle object, std::string_view name, std::string_view expected) {
+  nb::object path = nb::borrow(object);
+  if (!nb::isinstance<nb::str>(object)) {
+    if (!nb::hasattr(object, "__fspath__")) refuse_kind(name, expected, object);
+    path = nb::module_::import_("os").attr("fspath")(object);
+  }
+  return given<std::string>(path, name, expected);
+}
+
 std::string plain_text(nb::handle object) {
   return encoded(PyObject_Str(object.ptr()));
 }

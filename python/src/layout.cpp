@@ -36,12 +36,13 @@ nb::object text_or_none(const std::string& text) {
 }
 
 std::optional<JsonValue> read_config(nb::handle config) {
+  constexpr std::string_view kExpected = "config.json as a dict, its path, its folder, or None";
   if (config.is_none()) return std::nullopt;
   if (nb::isinstance<nb::dict>(config)) {
     const auto text = nb::cast<std::string>(nb::module_::import_("json").attr("dumps")(config));
     return value_or_raise(parse_json(text));
   }
-  std::filesystem::path path = nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(config));
+  std::filesystem::path path = given_path(config, "config", kExpected);
   if (std::filesystem::is_directory(path)) path /= "config.json";
   return value_or_raise(read_json_file(path.string()));
 }
@@ -53,11 +54,14 @@ bool is_path(nb::handle object) {
 std::vector<CheckpointTensor> listed_tensors(nb::handle listed) {
   std::vector<CheckpointTensor> tensors;
   std::int64_t begin = 0;
-  for (const nb::handle item : listed) {
+  constexpr std::string_view kExpected = "a checkpoint's path, or (name, dtype, shape) of each tensor";
+  if (PyBytes_Check(listed.ptr())) refuse_kind("tensors", kExpected, listed);
+  for (const nb::handle item : given_iterable(listed, "tensors", kExpected)) {
+    const std::vector<nb::object> row = given_row(item, "tensors", 3, "(name, dtype, shape)");
     CheckpointTensor tensor;
-    tensor.name = name_text(item[0]);
-    tensor.dtype = dtype_from_object(item[1]);
-    tensor.shape = shape_from(item[2], tensor.name);
+    tensor.name = name_text(row[0]);
+    tensor.dtype = dtype_from_object(row[1]);
+    tensor.shape = shape_from(row[2], tensor.name);
     tensor.begin = begin;
     tensor.end = begin += byte_count(tensor.dtype, tensor.shape).value_or(0);
     tensors.push_back(std::move(tensor));
@@ -65,10 +69,17 @@ std::vector<CheckpointTensor> listed_tensors(nb::handle listed) {
   return tensors;
 }
 
-std::set<std::string> name_set(nb::handle names) {
+std::set<std::string> name_set(nb::handle names, std::string_view argument) {
   std::set<std::string> set;
-  for (const nb::handle name : names) set.insert(name_text(name));
+  for (const nb::handle name : given_iterable(names, argument, "names")) set.insert(name_text(name));
   return set;
+}
+
+/// A field of a record of headrace.records, or of what has the same.
+nb::object field(nb::handle record, const char* name, std::string_view argument, std::string_view expected) {
+  nb::object value = nb::getattr(record, name, nb::handle());
+  if (!value.is_valid()) refuse_kind(argument, expected, record);
+  return value;
 }
 
 /// The storages that a rule writes, as names.
@@ -108,17 +119,19 @@ void drop_unused_maps(ModelLayout& layout) {
 
 /// A storage of the layout by its name, or a new one by its spec.
 std::uint32_t output_storage(ModelLayout& layout, nb::handle output) {
+  constexpr std::string_view kExpected = "a storage's name, or a headrace.StorageSpec";
   const bool named = nb::isinstance<nb::str>(output);
-  const std::string name = name_text(named ? nb::object(nb::borrow(output)) : nb::object(output.attr("name")));
+  const auto its = [&](const char* key) { return field(output, key, "outputs", kExpected); };
+  const std::string name = name_text(named ? nb::borrow(output) : its("name"));
   for (std::uint32_t s = 0; s < layout.storages.size(); ++s)
     if (layout.storages[s].name == name) return s;
   if (named) raise(Status(Code::kInvalidArgument, fmt::format("output {} is no storage of the layout: give its StorageSpec", name)));
   StorageSpec spec;
   spec.name = name;
-  spec.dtype = dtype_from_object(output.attr("dtype"));
-  spec.shape = shape_from(output.attr("shape"), name);
-  spec.strides = shape_from(output.attr("strides"), name);
-  spec.bytes = nb::cast<std::int64_t>(output.attr("bytes"));
+  spec.dtype = dtype_from_object(its("dtype"));
+  spec.shape = shape_from(its("shape"), name);
+  spec.strides = shape_from(its("strides"), name);
+  spec.bytes = given<std::int64_t>(its("bytes"), "bytes", "a number of bytes");
   if (spec.bytes == 0) spec.bytes = byte_count(spec.dtype, spec.shape).value_or(0);
   layout.storages.push_back(std::move(spec));
   return static_cast<std::uint32_t>(layout.storages.size() - 1);
@@ -147,7 +160,7 @@ PyLayout PyLayout::build(nb::handle config, const std::string& family, const std
   if (!dtype.is_none()) request.dtype = dtype_from_object(dtype);
   std::optional<JsonValue> parsed = read_config(config);
   if (!tensors.is_none() && is_path(tensors)) {
-    const auto path = nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(tensors));
+    const std::string path = given_path(tensors, "tensors", "a checkpoint's path");
     const Checkpoint checkpoint = value_or_raise(Checkpoint::open(path, ParseMode::kStrict, DataPart::kIgnored));
     return PyLayout(value_or_raise(build_model(request, parsed ? &*parsed : checkpoint.config(), checkpoint.tensors())));
   }
@@ -261,7 +274,7 @@ PyLayout PyLayout::renamed(const nb::dict& names) const {
 }
 
 PyLayout PyLayout::only(nb::handle names, bool drop_maps) const {
-  const std::set<std::string> wanted = name_set(names);
+  const std::set<std::string> wanted = name_set(names, "storages");
   ModelLayout layout = layout_;
   std::vector<std::uint32_t> moved(layout.storages.size(), kScratchStorage);
   std::vector<StorageSpec> kept;
@@ -299,20 +312,23 @@ PyLayout PyLayout::only(nb::handle names, bool drop_maps) const {
 
 PyLayout PyLayout::with_groups(nb::handle groups) const {
   ModelLayout layout = layout_;
-  for (const nb::handle item : groups) {
+  for (const nb::handle item : given_iterable(groups, "groups", "headrace.Group of each")) {
+    const auto its = [&](const char* key) { return field(item, key, "groups", "a headrace.Group"); };
     StagedGroup group;
-    group.name = name_text(item.attr("name"));
-    group.hook = name_text(item.attr("hook"));
-    group.work_bytes = nb::cast<std::int64_t>(item.attr("work_bytes"));
-    const std::string scope = name_text(item.attr("scope"));
-    for (const nb::handle entry : item.attr("entries")) {
-      NamedRule named{name_text(entry[0]), {}};
-      named.rule.dtypes = {dtype_from_object(entry[1])};
-      named.rule.shape = shape_from(entry[2], named.name);
+    group.name = name_text(its("name"));
+    group.hook = name_text(its("hook"));
+    group.work_bytes = given<std::int64_t>(its("work_bytes"), "work_bytes", "a number of bytes");
+    const std::string scope = name_text(its("scope"));
+    for (const nb::handle entry : given_iterable(its("entries"), "entries", "(name, dtype, shape) of each")) {
+      const std::vector<nb::object> row = given_row(entry, "entries", 3, "(name, dtype, shape)");
+      NamedRule named{name_text(row[0]), {}};
+      named.rule.dtypes = {dtype_from_object(row[1])};
+      named.rule.shape = shape_from(row[2], named.name);
       named.rule.scope = scope;
       group.entries.push_back(std::move(named));
     }
-    for (const nb::handle output : item.attr("outputs")) group.outputs.push_back(output_storage(layout, output));
+    for (const nb::handle output : given_iterable(its("outputs"), "outputs", "storages of each"))
+      group.outputs.push_back(output_storage(layout, output));
     layout.groups.push_back(std::move(group));
   }
   with_group_rules(layout);
@@ -321,7 +337,7 @@ PyLayout PyLayout::with_groups(nb::handle groups) const {
 
 PyLayout PyLayout::dropping(nb::handle names) const {
   ModelLayout layout = layout_;
-  layout.scan = [dropped = name_set(names), scan = layout_.scan](std::string_view name) {
+  layout.scan = [dropped = name_set(names, "names"), scan = layout_.scan](std::string_view name) {
     if (dropped.contains(std::string(name))) return ScanAnswer{.kind = ScanAnswer::Kind::kDropped};
     return scan ? scan(name) : ScanAnswer{};
   };

@@ -46,7 +46,7 @@ std::int64_t place_tensors(const ModelLayout& layout, const PyTable& table, nb::
   TensorReader reader(TensorReader::Hold::kCall);
   SenderPart part{"place", {}, {}};
   std::vector<const std::byte*> bytes;
-  const nb::list items(nb::borrow(named));
+  const nb::list items(given_iterable(named, "tensors", "pairs of name and tensor"));
   for (const nb::handle item : items) {
     const auto [name, object] = named_item(item);
     const Tensor tensor = reader.read(object, name);

@@ -271,8 +271,7 @@ void PyReceiver::load_batch(const std::vector<NamedView>& views, bool last) {
 void PyReceiver::load(nb::handle tensors) {
   refuse_in_hook("load");
   (void)end_.get();
-  nb::object iterator = nb::steal(PyObject_GetIter(tensors.ptr()));
-  if (!iterator.is_valid()) throw nb::python_error();
+  nb::object iterator = given_iterable(tensors, "tensors", "pairs of name and tensor");
   bool more = true;
   while (more) {
     TensorReader reader(TensorReader::Hold::kCall);

@@ -29,7 +29,9 @@ nb::dict tensors_of_module(nb::handle module) {
   nb::dict tensors;
   for (const char* list : {"named_parameters", "named_buffers"}) {
     for (const nb::handle item : nb::object(module.attr(list)(nb::arg("remove_duplicate") = false))) {
-      if (nb::cast<std::int64_t>(item[1].attr("numel")()) != 0) tensors[item[0]] = item[1];
+      const std::vector<nb::object> named = given_row(item, list, 2, "pairs of name and tensor");
+      const auto elements = given<std::int64_t>(named[1].attr("numel")(), "numel", "a number of elements");
+      if (elements != 0) tensors[named[0]] = named[1];
     }
   }
   return tensors;
@@ -39,8 +41,8 @@ std::vector<std::string> owners_of(nb::handle owners, const std::string& name) {
   nb::object mine = nb::borrow(owners);
   if (nb::isinstance<nb::dict>(owners)) mine = owners.attr("get")(name);
   if (mine.is_none()) return {"target"};
-  if (nb::isinstance<nb::str>(mine)) return {nb::cast<std::string>(mine)};
-  return nb::cast<std::vector<std::string>>(nb::list(mine));
+  if (nb::isinstance<nb::str>(mine)) return {given<std::string>(mine, "owners", "a name, a text of UTF-8")};
+  return given_names(mine, "owners");
 }
 
 }  // namespace

@@ -60,6 +60,13 @@ struct PlanOptions {
 /// What an update would move, without any peer.
 ExitCode plan(const PlanOptions& options);
 
+struct PlotOptions {
+  std::string file;  // JSON; "-": standard input
+  std::string out = "-";
+};
+/// Draws the document of a push or a plan.
+ExitCode plot(const PlotOptions& options);
+
 struct StatusOptions {
   std::string job;  // empty: all
   std::string json;

@@ -107,6 +107,14 @@ void add_plan(CLI::App& app, std::function<ExitCode()>& action) {
   verb->callback([&action, options] { action = [options] { return plan(*options); }; });
 }
 
+void add_plot(CLI::App& app, std::function<ExitCode()>& action) {
+  auto options = std::make_shared<PlotOptions>();
+  CLI::App* verb = app.add_subcommand("plot", "draw what push or plan wrote as JSON");
+  verb->add_option("file", options->file, "the document of a push or a plan; - is standard input")->required()->type_name("FILE");
+  verb->add_option("out", options->out, "where the SVG goes; - is standard output")->capture_default_str()->type_name("OUT.svg");
+  verb->callback([&action, options] { action = [options] { return plot(*options); }; });
+}
+
 void add_status(CLI::App& app, std::function<ExitCode()>& action) {
   auto options = std::make_shared<StatusOptions>();
   CLI::App* verb = app.add_subcommand("status", "states, versions and serving guard");
@@ -154,6 +162,7 @@ int run(int argc, char** argv) {
   add_serve(app, action);
   add_push(app, action);
   add_plan(app, action);
+  add_plot(app, action);
   add_status(app, action);
   add_fingerprint(app, action);
   add_verify(app, action);

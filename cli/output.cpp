@@ -16,17 +16,20 @@ JsonObject JsonOutput::document() const {
 }
 
 Status JsonOutput::write(const JsonValue& document) const {
-  const std::string text = json_text(document) + "\n";
-  if (file_ == "-") {
+  return write_text(file_, json_text(document) + "\n");
+}
+
+Status write_text(const std::string& file, const std::string& text) {
+  if (file == "-") {
     if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
-      return errno_status(errno, "write JSON to standard output");
+      return errno_status(errno, "write to standard output");
     }
     return ok_status();
   }
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(file_.c_str(), "we"), &std::fclose);
-  if (!file) return errno_status(errno, "create " + file_);
-  if (std::fwrite(text.data(), 1, text.size(), file.get()) != text.size() || std::fflush(file.get()) != 0) {
-    return errno_status(errno, "write " + file_);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> opened(std::fopen(file.c_str(), "we"), &std::fclose);
+  if (!opened) return errno_status(errno, "create " + file);
+  if (std::fwrite(text.data(), 1, text.size(), opened.get()) != text.size() || std::fflush(opened.get()) != 0) {
+    return errno_status(errno, "write " + file);
   }
   return ok_status();
 }

@@ -27,6 +27,8 @@ class JsonOutput {
   std::string schema_;
 };
 
+/// Writes to a file, or to standard output ("-").
+Status write_text(const std::string& file, const std::string& text);
 /// Writes to standard error, or nowhere: a full disk under a log must not end what it should have told of.
 void say(const std::string& text) noexcept;
 /// Ends a verb that failed: the message to standard error, a document with `ok` false and the error where one is wanted.

@@ -98,10 +98,12 @@ ExitCode plan(const PlanOptions& options) {
   const UpdateForecast& update = forecast_made.value();
 
   JsonValue::Array ranks;
+  JsonValue::Array shares;  // of the one sender
   if (json.text_allowed()) print_forecast(update, options);
   for (const RankForecast& rank : update.ranks) {
     if (shown.value() >= 0 && rank.receipt.rank != static_cast<std::uint32_t>(shown.value())) continue;
     ranks.push_back(rank_json(rank));
+    shares.push_back(to_json(rank.receipt.wire_bytes));
     if (json.text_allowed()) print_rank(rank);
   }
   if (json.text_allowed()) {
@@ -122,6 +124,7 @@ ExitCode plan(const PlanOptions& options) {
                                .set("bucket_bytes", update.bucket_bytes)
                                .set("values", update.values)
                                .set("ignored", json_array(update.ignored))
+                               .set("senders", JsonValue::Array{JsonObject().set("name", "sender").set("wire_bytes", shares).done()})
                                .set("ranks", ranks));
 }
 

@@ -1,4 +1,4 @@
-"""python -m headrace: the program `headrace`, and `plot`, which draws what it writes as JSON."""
+"""python -m headrace: the program `headrace`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ import sys
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["plot"]:
-        from .plot import main as plot
-
-        sys.exit(plot(sys.argv[2:]))
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", "headrace")
     try:
         os.execv(program, ["headrace", *sys.argv[1:]])

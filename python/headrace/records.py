@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+
+def _drawn(record: Any) -> str:
+    import json
+    from dataclasses import asdict
+
+    from . import _core
+
+    return _core.draw(json.dumps(asdict(record)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +99,7 @@ class Receipt:
 
     def _repr_svg_(self) -> str:
         """A timeline, which notebooks show."""
-        from .plot import draw, record
-
-        return draw(record(self))
+        return _drawn(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +122,7 @@ class Report:
 
     def _repr_svg_(self) -> str:
         """A timeline, which notebooks show."""
-        from .plot import draw, record
-
-        return draw(record(self))
+        return _drawn(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@
 #include "python/src/bucket.h"
 #include "python/src/hooks.h"
 #include "python/src/layout.h"
+#include "python/src/pictures.h"
 #include "python/src/receiver.h"
 #include "python/src/sender.h"
 #include "python/src/table.h"
@@ -18,4 +19,5 @@ NB_MODULE(_core, module) {
   headrace::python::init_bucket(module);
   headrace::python::init_receiver(module);
   headrace::python::init_sender(module);
+  headrace::python::init_pictures(module);
 }

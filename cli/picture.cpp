@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::size_t kLanesMax = 1'024;
 constexpr std::size_t kBandsMax = 16'384;
+constexpr std::size_t kNameMax = 20;  // characters that have room beside a lane or a sender
 constexpr double kPhaseMsMax = 1e12;  // of what is no slip: thirty years
 
 struct PhaseStyle {
@@ -108,7 +109,7 @@ Lane lane_of(Fields& fields, const JsonValue& value, std::string name, std::stri
 }
 
 Lane receipt_lane(Fields& fields, const JsonValue& receipt) {
-  const std::string engine = fields.text(receipt, "engine");
+  const std::string engine = shortened(fields.text(receipt, "engine"), kNameMax);
   const std::string name = fmt::format("{} rank {}", engine, fields.count_at(receipt, "rank"));
   return lane_of(fields, receipt, name, human_bytes(fields.count_at(receipt, "applied_bytes")));
 }
@@ -120,9 +121,9 @@ std::string title_of(Fields& fields, const JsonValue& update) {
 
 /// Phases follow one another; all lanes begin where the update was opened.
 std::string timeline(const std::vector<Lane>& lanes, const std::string& title) {
-  constexpr double kWidth = 860;
   constexpr double kLeft = 190;
-  constexpr double kRoom = kWidth - kLeft - 150;
+  constexpr double kRoom = 520;
+  constexpr double kWidth = kLeft + kRoom + 190;
   constexpr double kRow = 30;
   const double foot = 66 + kRow * static_cast<double>(lanes.size());
   Svg picture(kWidth, foot + 28, title);
@@ -238,7 +239,7 @@ Result<std::string> draw_plan(const JsonValue& plan) {
   if (listed.empty()) fields.refuse("senders", "at least one", "none");
   for (const JsonValue& sender : listed) {
     fields.enter(fmt::format("senders[{}].", senders.size()));
-    senders.push_back({fields.text(sender, "name"), "", 0});
+    senders.push_back({shortened(fields.text(sender, "name"), kNameMax), "", 0});
     const JsonValue::Array& shares = fields.list(sender, "wire_bytes", ranks.size());
     if (shares.size() != ranks.size()) fields.refuse("wire_bytes", fmt::format("{} of them", ranks.size()), std::to_string(shares.size()));
     std::vector<std::uint64_t>& row = bytes.emplace_back(ranks.size());

@@ -17,7 +17,7 @@ bool begins_character(char byte) {
 }
 
 std::string title_element(std::string_view hint) {
-  return hint.empty() ? std::string() : fmt::format("<title>{}</title>", xml_text(hint, kHintMax));
+  return hint.empty() ? std::string() : fmt::format("<title>{}</title>", xml_text(shortened(hint, kHintMax)));
 }
 
 std::string_view word(Svg::Anchor anchor) {
@@ -31,11 +31,17 @@ std::string_view word(Svg::Anchor anchor) {
 
 }  // namespace
 
-std::string xml_text(std::string_view text, std::size_t characters_max) {
-  std::string escaped;
+std::string shortened(std::string_view text, std::size_t characters_max) {
   std::size_t characters = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
-    if (begins_character(text[i]) && characters++ == characters_max) return escaped + "\xE2\x80\xA6";  // an ellipsis
+    if (begins_character(text[i]) && characters++ == characters_max) return std::string(text.substr(0, i)) + "\xE2\x80\xA6";
+  }
+  return std::string(text);
+}
+
+std::string xml_text(std::string_view text) {
+  std::string escaped;
+  for (std::size_t i = 0; i < text.size(); ++i) {
     const std::string_view rest = text.substr(i);
     if (rest.starts_with("\xEF\xBF\xBE") || rest.starts_with("\xEF\xBF\xBF")) {
       escaped += kReplacement;
@@ -70,7 +76,8 @@ Svg::Svg(double width, double height, std::string_view title) {
 
 void Svg::text(double x, double y, std::string_view words, Anchor anchor, bool strong) {
   fmt::format_to(std::back_inserter(out_), "<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"{}\" fill=\"{}\" text-anchor=\"{}\">{}</text>\n", x,
-                 y, strong ? 15 : 12, strong ? "#1b1f24" : "#57606a", word(anchor), xml_text(words, strong ? 2 * kTextMax : kTextMax));
+                 y, strong ? 15 : 12, strong ? "#1b1f24" : "#57606a", word(anchor),
+                 xml_text(shortened(words, strong ? 2 * kTextMax : kTextMax)));
 }
 
 void Svg::box(double x, double y, double width, double height, std::string_view fill, std::string_view edge, std::string_view hint) {

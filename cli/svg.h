@@ -5,8 +5,10 @@
 
 namespace headrace::cli {
 
-/// Text as it may stand in XML, at most `characters_max` of it; what XML has no place for becomes U+FFFD. Takes UTF-8.
-std::string xml_text(std::string_view text, std::size_t characters_max);
+/// The first `characters_max` characters of UTF-8, and an ellipsis where there are more.
+std::string shortened(std::string_view text, std::size_t characters_max);
+/// UTF-8 as it may stand in XML; what that has no place for becomes U+FFFD.
+std::string xml_text(std::string_view text);
 
 /// A picture of boxes, bands and words that is put together piece by piece. Lengths are pixels; hints show under the pointer.
 class Svg {

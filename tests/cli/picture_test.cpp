@@ -149,12 +149,18 @@ TEST(Picture, RefusesMoreThanFitsAndTakesTheLargestNumbers) {
   EXPECT_EQ(numbers(picture.value(), R"re(stroke-width="([0-9.]+)"><title>a to)re"), std::vector<double>{34});
 }
 
-TEST(XmlText, EscapesReplacesAndCuts) {
-  EXPECT_EQ(xml_text("a<b>&\"c\"", 99), "a&lt;b&gt;&amp;&quot;c&quot;");
-  EXPECT_EQ(xml_text(std::string_view("a\0\x01\n\t\x1f!", 7), 99), "a\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD!");
-  EXPECT_EQ(xml_text("\xEF\xBF\xBE\xEF\xBF\xBF\xEF\xBF\xBC", 99), "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBC");
-  EXPECT_EQ(xml_text("\xC3\xA4\xC3\xB6\xC3\xBC", 2), "\xC3\xA4\xC3\xB6\xE2\x80\xA6") << "by characters, not by bytes";
-  EXPECT_EQ(xml_text("ab", 2), "ab");
+TEST(XmlText, EscapesAndReplaces) {
+  EXPECT_EQ(xml_text("a<b>&\"c\""), "a&lt;b&gt;&amp;&quot;c&quot;");
+  EXPECT_EQ(xml_text(std::string_view("a\0\x01\n\t\x1f!", 7)), "a\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD!");
+  EXPECT_EQ(xml_text("\xEF\xBF\xBE\xEF\xBF\xBF\xEF\xBF\xBC"), "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBC");
+}
+
+TEST(ShortenedText, EndsBetweenTwoCharacters) {
+  EXPECT_EQ(shortened("\xC3\xA4\xC3\xB6\xC3\xBC", 2), "\xC3\xA4\xC3\xB6\xE2\x80\xA6");
+  EXPECT_EQ(shortened("ab", 2), "ab");
+  const Result<std::string> picture = drawn(receipt(7, std::string(64, 'x')));
+  ASSERT_TRUE(picture.ok()) << picture.status().to_string();
+  EXPECT_NE(picture.value().find(">" + std::string(20, 'x') + "\xE2\x80\xA6 rank 7<"), std::string::npos);
 }
 
 TEST(Picture, EscapesEveryTextOfADocument) {

@@ -306,8 +306,8 @@ class _Arrival:
             self.verdict = Verdict(binding=self._side.binding)
         except headrace.Unsupported as error:
             self.verdict = Verdict(str(error))
-        except headrace.Error as error:
-            Verdict(str(error)).send(announced)
+        except Exception as error:  # raised when the sender has its answers; the trainer must not wait for a verdict until then
+            Verdict(f"{type(error).__name__}: {error}").send(announced)
             raise
         self.verdict.send(announced)
 

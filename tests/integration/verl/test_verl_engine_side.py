@@ -406,6 +406,21 @@ def test_where_one_engine_cannot_be_bound_all_are_reached_through_verls_wire(clu
     assert able.engine.holds(bindable(4))
 
 
+@pytest.mark.parametrize("cluster", [{"wait_s": 600.0}], indirect=True)
+@pytest.mark.parametrize("error", [headrace.InvalidArgument("no such rank"), TypeError("no such hook in this vLLM")])
+def test_an_engine_that_fails_to_bind_fails_its_update_and_nobody_waits_for_it(error: Exception, cluster: Cluster) -> None:
+    able, failing = cluster.add("replica-0"), cluster.add("replica-1")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    failing.engine.side._bind = fail
+    with pytest.raises(type(error), match="no such"):
+        cluster.update(bindable(1))
+    assert [type(caught) for caught in cluster.errors if caught] == [type(error)], "the others are reached through verl's wire"
+    assert able.engine.holds(bindable(1))
+
+
 def test_an_announcement_that_does_not_fit_into_a_bucket_is_refused_with_the_option_to_raise() -> None:
     options = {"wait_s": 2.0}
     small = CheckpointEngineRegistry.new("headrace", bucket_size=1_000, **options)

@@ -37,6 +37,7 @@ constexpr std::array kModules{
     alone("norm", Cut::kWhole),
     alone("embed_tokens", Cut::kVocab),
     alone("lm_head", Cut::kVocab),
+    alone("shared_head.head", Cut::kVocab),  // of a layer that drafts
     // Mixtures of experts, beside the routed ones.
     alone("mlp.gate", Cut::kWhole),
     alone("block_sparse_moe.gate", Cut::kWhole),

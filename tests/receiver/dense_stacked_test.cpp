@@ -223,6 +223,10 @@ TEST(DenseStacked, TakesNamesThatItDoesNotKnowWholeOnEveryRankWhereItIsOpen) {
     checkpoint.tensors.push_back(odd);
   }
   ASSERT_FALSE(build(checkpoint, 2, 0).ok());
+  CheckpointTensor head = *std::find_if(checkpoint.tensors.begin(), checkpoint.tensors.end(),
+                                        [](const CheckpointTensor& tensor) { return tensor.name == "model.embed_tokens.weight"; });
+  head.name = "model.layers.0.shared_head.head.weight";
+  checkpoint.tensors.push_back(head);
   ModelRequest request;
   request.family = "dense";
   request.variant = "stacked+open";
@@ -236,6 +240,8 @@ TEST(DenseStacked, TakesNamesThatItDoesNotKnowWholeOnEveryRankWhereItIsOpen) {
     EXPECT_EQ(judged.storages.at("model.layers.0.eh_proj.weight"), seeded_tensor("model.layers.0.eh_proj.weight", dtype, {6, 10}));
     EXPECT_EQ(judged.storages.at("fc.weight_scale"), seeded_tensor("fc.weight_scale", dtype, {}));
     EXPECT_TRUE(judged.storages.contains("model.layers.0.self_attn.qkv_proj.weight"));
+    EXPECT_EQ(plain_bytes(judged.storages.at(head.name)), Expected(checkpoint, 2, request.rank).vocabulary(head.name))
+        << "the output head of a drafting layer";
   }
   for (const char* const variant : {"open", "plain+open", "plain+stacked"}) {
     request.rank = 0;

@@ -155,7 +155,13 @@ def _made(vllm_config: Any, model_config: Any, processed: bool) -> torch.nn.Modu
 
 
 def load_with_drafter(
-    target: dict[str, Any], draft: dict[str, Any] | None = None, *, share: bool = True, processed: bool = True
+    target: dict[str, Any],
+    draft: dict[str, Any] | None = None,
+    *,
+    share: bool = True,
+    processed: bool = True,
+    rank: int = 0,
+    **parallel: Any,
 ) -> tuple[Loaded, Loaded]:
     """A target and its drafter: the MTP layers of the target's own checkpoint, or an EAGLE model of another. share: embedding and output
     head are the target's, as vLLM's proposer makes it. processed: see load()."""
@@ -164,7 +170,8 @@ def load_with_drafter(
 
     if not torch.distributed.is_initialized():
         join_groups()
-    alone = vllm_config_of(target)
+    alone = vllm_config_of(target, **parallel)
+    alone.parallel_config.rank = rank
     speculative = SpeculativeConfig(
         method="eagle" if draft else "mtp",
         model=folder(json.dumps(draft)) if draft else None,

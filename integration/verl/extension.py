@@ -150,7 +150,8 @@ class _BoundVllmModel:
                 self._session = False
 
         config = worker.model_runner.vllm_config
-        self._sleeps = getattr(config.model_config, "enable_sleep_mode", False)
+        # verl sends it to sleep before every update: at level 1, which keeps weights, where there is such a drafter, else at level 2.
+        self._discards = bool(getattr(config.model_config, "enable_sleep_mode", False)) and not worker._use_mtp_drafter_weight_sync()
         shard = getattr(config.parallel_config, "data_parallel_rank", 0) or 0
         replica = f"replica-{os.environ.get('VERL_REPLICA_RANK', '0')}" + (f"-dp-{shard}" if shard else "")
         self._engine = Engine(None, config, worker.device, worker.model_runner.model)
@@ -177,8 +178,7 @@ class _BoundVllmModel:
         self._engine.shutdown()
 
     def discards(self) -> bool:
-        # verl sends it to sleep before every update, at level 2 wherever weights come this way.
-        return bool(self._sleeps)
+        return self._discards
 
     def ways(self) -> dict[str, int]:
         return self._engine.binding.counts()

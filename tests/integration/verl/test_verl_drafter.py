@@ -23,6 +23,7 @@ class Engine(base.Engine):
         self.loaded, self.drafter = models.load_with_drafter(models.DEEPSEEK_MTP, share=share)
         assert isinstance(self.drafter.model, DeepSeekMTP)
         self.loaded.vllm_config.additional_config = {"headrace": {"wait_s": base.WAIT_S}}
+        self.loaded.vllm_config.model_config.enable_sleep_mode = True  # verl's default
         self.make_worker(kind)
         self.worker.model_runner.drafter = types.SimpleNamespace(model=self.drafter.model)
         assert self.worker._use_mtp_drafter_weight_sync()
@@ -65,6 +66,7 @@ def test_colocated_updates_leave_both_models_as_verls_own_extension_leaves_them(
         ours.update(iter(tensors.items()))
         assert_equal(ours, stock)
     assert ours.places() == before
+    assert not ours.worker.hr_engine_side().model.discards(), "verl keeps weights in its sleep where there is such a drafter"
     status, receipt = ours.worker.hr_status(), ours.worker.hr_receipt()
     aside = 2 if share else 0  # what would only be written to memory that the target's own tensors fill
     assert status["ways"] == {"direct": len(tensors) - aside, "leased": 0, "dropped": aside}

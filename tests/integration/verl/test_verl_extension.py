@@ -52,6 +52,7 @@ class Engine:
     def __init__(self, kind: type, config: dict[str, Any], **options: Any) -> None:
         self.loaded = models.load(config)
         self.loaded.vllm_config.additional_config = {"headrace": {"wait_s": WAIT_S, **options}}
+        self.loaded.vllm_config.model_config.enable_sleep_mode = True  # verl's default
         self.make_worker(kind)
 
     def make_worker(self, kind: type) -> None:
@@ -139,6 +140,7 @@ def test_colocated_updates_leave_what_verls_own_extension_leaves(config: dict, e
             receipt = ours.worker.hr_receipt()
             assert receipt["proven"] and receipt["tensors"] == len(tensors)
             assert receipt["version"].endswith(f"/{step}")
+    assert ours.worker.hr_engine_side().model.discards(), "verl has it give its weights up before every update"
     ways = ours.worker.hr_status()["ways"]
     assert ways == {"direct": len(models.entries_of(config)), "leased": 0, "dropped": 0}
     assert ours.places() == before

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <string_view>
 
 #include "core/wire/limits.h"
 #include "kernels/element_cast.h"
@@ -71,12 +73,20 @@ Result<GlobalValues> GlobalValues::build(const WeightIndex& index) {
   for (const LaunchConstant& constant : layout.launch_constants) {
     declared.constants_.push_back({constant.name, declared.rule(layout, constant.map, constant.prefix, constant.suffix, constant.scope)});
   }
+  for (const std::vector<std::string>& names : layout.tied) {
+    const Resolution first = index.resolve(names.front());
+    if (first.kind != Resolution::Kind::kPlaced) continue;  // a layout without that storage
+    for (const std::string& name : names) {
+      declared.rules_.push_back({names.front(), name, 0});
+      declared.scopes_.push_back(index.rule(first.rule).scope);
+    }
+  }
   if (declared.rules_.size() > limits::kValueRulesMax) {
     return Status(Code::kInvalidArgument,
                   fmt::format("{} rules of values to ask for, the limit is {}", declared.rules_.size(), limits::kValueRulesMax));
   }
   for (const wire::ValueRule& rule : declared.rules_) {
-    if (rule.prefix.empty() || rule.prefix.back() < '0' || rule.prefix.back() > '9') continue;
+    if (rule.experts == 0 || rule.prefix.empty() || rule.prefix.back() < '0' || rule.prefix.back() > '9') continue;
     return Status(Code::kInvalidArgument, fmt::format("values {}*.{}: the prefix ends in a digit", rule.prefix, rule.suffix));
   }
   declared.names_ = wire::ValueNames(declared.rules_);
@@ -94,6 +104,7 @@ std::uint32_t GlobalValues::rule(const ModelLayout& layout, std::uint32_t map, c
 }
 
 std::string GlobalValues::name_of(Match at) const {
+  if (rules_[at.rule].experts == 0) return rules_[at.rule].suffix;
   return fmt::format("{}{}.{}", rules_[at.rule].prefix, at.expert, rules_[at.rule].suffix);
 }
 
@@ -106,6 +117,12 @@ std::vector<AskedValue> GlobalValues::asked(std::span<const SenderPart> parts, s
       if (at && std::find(scopes.begin(), scopes.end(), scopes_[at->rule]) != scopes.end()) asked.push_back({s, e, *at});
     }
   }
+  // A tensor that comes under one of its names only is compared with nothing.
+  std::map<std::string_view, std::size_t> tied;
+  for (const AskedValue& each : asked) {
+    if (rules_[each.at.rule].experts == 0) ++tied[rules_[each.at.rule].prefix];
+  }
+  std::erase_if(asked, [&](const AskedValue& each) { return rules_[each.at.rule].experts == 0 && tied[rules_[each.at.rule].prefix] == 1; });
   return asked;
 }
 
@@ -140,6 +157,7 @@ std::optional<double> CapturedConstants::expected(std::size_t constant) const {
 
 ValueTable::ValueTable(const GlobalValues& declared) : declared_(&declared) {
   for (const wire::ValueRule& rule : declared.rules()) values_.emplace_back(rule.experts);
+  sums_.resize(values_.size());
 }
 
 bool ValueTable::set(Match at, double value) {
@@ -149,9 +167,21 @@ bool ValueTable::set(Match at, double value) {
   return true;
 }
 
+bool ValueTable::set(Match at, const FingerprintSum& sum) {
+  if (sums_[at.rule]) return false;
+  sums_[at.rule] = sum;
+  return true;
+}
+
+std::optional<FingerprintSum> ValueTable::told(std::string_view name) const {
+  const std::optional<Match> at = declared_->names().find(name);
+  return at && is_tied(at->rule) ? sums_[at->rule] : std::nullopt;
+}
+
 std::vector<Match> ValueTable::present() const {
   std::vector<Match> places;
   for (std::uint32_t rule = 0; rule < values_.size(); ++rule) {
+    if (sums_[rule]) places.push_back({rule, 0});
     for (std::uint32_t expert = 0; expert < values_[rule].size(); ++expert) {
       if (values_[rule][expert]) places.push_back({rule, expert});
     }
@@ -180,7 +210,9 @@ std::vector<std::optional<double>> ValueTable::constants() const {
 
 void ValueTable::check(std::span<const Match> touched, const CapturedConstants& captured, bool whole, wire::Reject& refusal) const {
   std::vector<std::vector<bool>> experts(values_.size());  // by rule: which were touched; empty for none
+  check_ties(touched, refusal);
   for (const Match& at : touched) {
+    if (is_tied(at.rule)) continue;
     experts[at.rule].resize(values_[at.rule].size());
     experts[at.rule][at.expert] = true;
   }
@@ -193,6 +225,21 @@ void ValueTable::check(std::span<const Match> touched, const CapturedConstants& 
   for (std::size_t c = 0; c < declared_->constants().size(); ++c) {
     const GlobalValues::Constant& constant = declared_->constants()[c];
     if (!experts[constant.rule].empty()) check_constant(constant, captured.expected(c), whole, refusal);
+  }
+}
+
+void ValueTable::check_ties(std::span<const Match> touched, wire::Reject& refusal) const {
+  std::map<std::string_view, std::uint32_t> first;  // by the name that all are tied to: the first that came
+  for (std::uint32_t rule = 0; rule < sums_.size(); ++rule) {
+    if (!sums_[rule]) continue;
+    const std::uint32_t other = first.try_emplace(declared_->rules()[rule].prefix, rule).first->second;
+    const auto is_one = [&](const Match& at) { return at.rule == rule || at.rule == other; };
+    if (*sums_[rule] == *sums_[other] || std::none_of(touched.begin(), touched.end(), is_one)) continue;
+    const std::string& name = declared_->rules()[rule].suffix;
+    const auto hex = [](const FingerprintSum& sum) { return fmt::format("{:016x}{:016x}", sum.lanes[0], sum.lanes[1]); };
+    add(refusal, Code::kInvalidArgument, name,
+        fmt::format("{}: not what {} holds, and the engine keeps one tensor for both", name, declared_->rules()[other].suffix),
+        hex(*sums_[other]), hex(*sums_[rule]));
   }
 }
 
@@ -237,7 +284,8 @@ std::string wrong_value(const SenderPart& part, const wire::EntryValue& value) {
   }
   const wire::ManifestEntry& entry = part.entries[value.entry];
   const auto bytes = static_cast<std::size_t>(byte_count(entry.dtype, entry.shape).value_or(0));
-  if (value.bytes.size() == bytes) return {};
+  // A fingerprint that another receiver asks for harms nobody.
+  if (value.bytes.size() == bytes || wire::fingerprint_of(value.bytes)) return {};
   return fmt::format("{}: a value of {} bytes, {} of shape {} has {}", entry.name, value.bytes.size(), dtype_name(entry.dtype),
                      to_string(entry.shape), bytes);
 }
@@ -271,6 +319,12 @@ void take_values(std::span<const SenderPart> parts, std::span<const std::span<co
       continue;
     }
     if (!wrong_value(part, *found).empty()) continue;
+    if (table.is_tied(each.at.rule)) {
+      const auto sum = wire::fingerprint_of(found->bytes);
+      if (sum) table.set(each.at, *sum);
+      if (!sum) refuse(part, entry.name, fmt::format("{}: a fingerprint of {} bytes", entry.name, found->bytes.size()));
+      continue;
+    }
     const Result<double> number = read_number(entry.dtype, found->bytes);
     if (number.ok()) {
       table.set(each.at, number.value());

@@ -89,7 +89,12 @@ class ValueTable {
 
   /// Takes a number; the first one of a place stays. False: there was one.
   bool set(wire::ValueNames::Match at, double value);
-  void unset(wire::ValueNames::Match at) { values_[at.rule][at.expert].reset(); }
+  /// The same for the fingerprint of a tied name.
+  bool set(wire::ValueNames::Match at, const FingerprintSum& sum);
+  void unset(wire::ValueNames::Match at) { is_tied(at.rule) ? sums_[at.rule].reset() : values_[at.rule][at.expert].reset(); }
+  bool is_tied(std::uint32_t rule) const { return declared_->rules()[rule].experts == 0; }
+  /// What was told of a tied name's fingerprint.
+  std::optional<FingerprintSum> told(std::string_view name) const;
   /// Adds a defect for each pair of `touched` places that is unequal, and for each launch constant that they change. `whole`: no more
   /// values come, so that a constant of which some are missing is one too; before that it counts from the moment on that it is too great.
   void check(std::span<const wire::ValueNames::Match> touched, const CapturedConstants& captured, bool whole, wire::Reject& refusal) const;
@@ -104,12 +109,14 @@ class ValueTable {
     std::size_t count = 0;  // of values that are there
   };
   Greatest greatest(std::uint32_t rule) const;
+  void check_ties(std::span<const wire::ValueNames::Match> touched, wire::Reject& refusal) const;
   void check_pair(const GlobalValues::Pair& pair, std::uint32_t expert, wire::Reject& refusal) const;
   void check_constant(const GlobalValues::Constant& constant, const std::optional<double>& captured, bool whole,
                       wire::Reject& refusal) const;
 
   const GlobalValues* declared_;
   std::vector<std::vector<std::optional<double>>> values_;  // per rule and expert
+  std::vector<std::optional<FingerprintSum>> sums_;         // per rule, of tied names
 };
 
 /// Adds a defect to those that REJECT tells of together; those beyond its limit are counted.

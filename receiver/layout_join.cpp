@@ -161,6 +161,7 @@ Result<ModelLayout> join_layouts(ModelLayout first, ModelLayout second, std::str
   append(first.constants, second.constants);
   append(first.paired_values, second.paired_values);
   append(first.launch_constants, second.launch_constants);
+  append(first.tied, second.tied);
   append(first.groups, second.groups);
   if (first.family != second.family) first.family += "+" + second.family;
   return first;

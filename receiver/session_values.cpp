@@ -1,6 +1,7 @@
 // How SessionControl knows and checks the values that every rank must have before it accepts an update.
 #include <utility>
 
+#include "kernels/fingerprint.h"
 #include "receiver/session_control.h"
 
 namespace headrace {
@@ -44,6 +45,10 @@ Status SessionControl::values_plain(std::span<const NamedView> tensors) {
   for (const NamedView& view : tensors) {
     const std::optional<wire::ValueNames::Match> at = env_.values->names().find(view.name);
     if (!at) continue;
+    if (const std::string* to = env_.values->names().tied_to(view.name)) {
+      if (session_->values->set(*at, fingerprint(tensor_key(*to, view.dtype, view.shape), 0, view.bytes))) taken.push_back(*at);
+      continue;
+    }
     const Result<double> number = read_number(view.dtype, view.bytes);
     if (!number.ok()) {
       wire::Failure failure = wire::make_failure(number.status(), "transfer");

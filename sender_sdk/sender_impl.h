@@ -148,7 +148,8 @@ class SenderImpl final : public ConnectionLoop::Handler {
 
   // sender_values.cpp: what receivers must know beforehand
   static wire::ValueNames asked_of(std::span<const ReceiverInfo> receivers);
-  Status read_values(std::span<const SenderEntry> given);
+  /// `alone`: no other sender of this update.
+  Status read_values(std::span<const SenderEntry> given, bool alone);
   Result<wire::EntryValue> read_value(std::uint32_t entry, const TensorView& view) const;
 
   // sender_transfer.cpp: tensors, buckets, END and COMMIT

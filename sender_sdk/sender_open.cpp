@@ -25,7 +25,7 @@ Status SenderImpl::open(const UpdateOptions& options) {
   HEADRACE_RETURN_IF_ERROR(check_update(options));
   HEADRACE_RETURN_IF_ERROR(settle_last_update());
   HEADRACE_RETURN_IF_ERROR(entries_.assign(options.entries));
-  HEADRACE_RETURN_IF_ERROR(read_values(options.entries));
+  HEADRACE_RETURN_IF_ERROR(read_values(options.entries, options.senders.size() < 2));
   begin_update(options);
   HEADRACE_RETURN_IF_ERROR(lead_ ? open_session(options) : join_session(options));
   HEADRACE_RETURN_IF_ERROR(await_answers());

@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <string_view>
 
 #include "core/wire/limits.h"
+#include "kernels/fingerprint.h"
+#include "kernels/strided_copy.h"
 #include "sender_sdk/sender_impl.h"
 
 namespace headrace {
@@ -22,7 +26,7 @@ wire::ValueNames SenderImpl::asked_of(std::span<const ReceiverInfo> receivers) {
   return wire::ValueNames(rules);
 }
 
-Status SenderImpl::read_values(std::span<const SenderEntry> given) {
+Status SenderImpl::read_values(std::span<const SenderEntry> given, bool alone) {
   values_.clear();
   if (value_names_.empty()) return ok_status();
   if (asked_manifest_ != entries_.digest()) {
@@ -34,9 +38,21 @@ Status SenderImpl::read_values(std::span<const SenderEntry> given) {
   }
   if (asked_.size() > limits::kValuesMax)
     return Status(Code::kInvalidArgument, fmt::format("open: {} values are wanted, the limit is {}", asked_.size(), limits::kValuesMax));
+  if (!value_names_.conflict().empty()) {
+    return Status(
+        Code::kFailedPrecondition,
+        fmt::format("open: receivers keep {} as one with different tensors: send to one engine at a time", value_names_.conflict()));
+  }
+  // How many names of one tensor there are: one needs no comparison.
+  std::map<std::string_view, std::size_t> tied;
+  for (const std::uint32_t e : asked_) {
+    if (const std::string* to = value_names_.tied_to(given[e].name)) ++tied[*to];
+  }
   std::string missing;
   std::size_t count = 0;
   for (const std::uint32_t e : asked_) {
+    const std::string* to = value_names_.tied_to(given[e].name);
+    if (to != nullptr && tied[*to] == 1 && (alone || !given[e].value)) continue;
     if (!given[e].value) {
       if (++count <= kMissingNamesTold) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", given[e].name);
       continue;
@@ -56,10 +72,11 @@ Result<wire::EntryValue> SenderImpl::read_value(std::uint32_t entry, const Tenso
   const auto refused = [&](std::string_view why) {
     return Status(Code::kInvalidArgument, fmt::format("open: the value of {}: {}", known.name, why));
   };
+  const std::string* to = value_names_.tied_to(known.name);
   const std::int64_t elem_bytes = dtype_bytes(known.dtype);
   const std::int64_t bytes = known.box.elements() * elem_bytes;
   if (known.box != Box::whole(known.shape)) return refused("it is wanted of the whole tensor, this sender has a part");
-  if (static_cast<std::size_t>(bytes) > limits::kValueBytesMax)
+  if (to == nullptr && static_cast<std::size_t>(bytes) > limits::kValueBytesMax)
     return refused(fmt::format("{} bytes are wanted, the limit is {}", bytes, limits::kValueBytesMax));
   const std::vector<std::int64_t> packed = packed_strides(known.shape, elem_bytes);
   const std::vector<std::int64_t>& strides = view.strides.empty() ? packed : view.strides;
@@ -67,6 +84,12 @@ Result<wire::EntryValue> SenderImpl::read_value(std::uint32_t entry, const Tenso
   if (std::any_of(strides.begin(), strides.end(), [](std::int64_t stride) { return stride < 0; }))
     return refused(fmt::format("strides {}: negative ones are not supported", to_string(strides)));
   if (view.data == nullptr && bytes > 0) return refused("no data");
+  if (to != nullptr) {
+    const Result<StridedCopy> nest = pack_nest(known.shape, elem_bytes, strides);
+    if (!nest.ok()) return refused(nest.status().message());
+    const TensorKey key = tensor_key(*to, known.dtype, known.shape);
+    return wire::EntryValue{entry, wire::value_of(fingerprint_nest(key, inverse(nest.value()), static_cast<const std::byte*>(view.data)))};
+  }
   wire::EntryValue value{entry, std::vector<std::byte>(static_cast<std::size_t>(bytes))};
   for (std::int64_t at = 0; at < bytes; at += elem_bytes) {
     std::int64_t offset = 0;

@@ -62,7 +62,7 @@ struct Receipt {
   Phases phases;
 };
 
-/// Tensors of whose bytes a receiver must know before it accepts an update: `<prefix>E.<suffix>` for E = 0 ... experts - 1.
+/// Tensors that a receiver must know before it accepts: `<prefix>E.<suffix>` for E < experts; of no experts: `suffix`, tied to `prefix`.
 struct ValueRule {
   std::string prefix;  // does not end in a digit
   std::string suffix;

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <set>
 #include <unordered_map>
@@ -173,6 +174,7 @@ PyLayout PyLayout::identity(const PyTable& table) {
   layout.family = "identity";
   layout.variant = "plain";
   std::set<std::string, std::less<>> aliases;
+  std::map<std::string, std::vector<std::string>> tied;  // names of the same memory, by the first
   for (const Storage& storage : table.table().all()) {
     const auto index = static_cast<std::uint32_t>(layout.storages.size());
     layout.storages.push_back({.name = storage.name,
@@ -183,9 +185,10 @@ PyLayout PyLayout::identity(const PyTable& table) {
                                .owners = storage.owners,
                                .optional = storage.optional,
                                .alias_of = storage.alias_of});
-    // An alias is written by what its original gets; under its own name nothing is taken.
+    // An alias is written by what its original gets; what comes under its own name must be the same.
     if (!storage.alias_of.empty()) {
       aliases.insert(storage.name);
+      tied.try_emplace(storage.alias_of, std::vector{storage.alias_of}).first->second.push_back(storage.name);
       continue;
     }
     const std::int64_t elem = dtype_bytes(storage.dtype);
@@ -200,6 +203,7 @@ PyLayout PyLayout::identity(const PyTable& table) {
     named.rule.placements = {{.storage = index, .box = Box::whole(storage.shape), .copy = copy}};
     layout.named.push_back(std::move(named));
   }
+  for (auto& [first, names] : tied) layout.tied.push_back(std::move(names));
   layout.scan = [aliases = std::move(aliases)](std::string_view name) {
     ScanAnswer answer;
     if (aliases.contains(name)) answer.kind = ScanAnswer::Kind::kDropped;

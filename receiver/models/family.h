@@ -146,6 +146,9 @@ struct ModelLayout {
   std::vector<ConstantRule> constants;
   std::vector<PairedValues> paired_values;
   std::vector<LaunchConstant> launch_constants;
+  /// Checkpoint names of one tensor each, the one that is written first. An update may bring several of them, if they are equal: the others
+  /// are compared by what MANIFEST says of them, and dropped.
+  std::vector<std::vector<std::string>> tied;
   std::vector<StagedGroup> groups;
   NameScan scan;  // may be empty: names that are no rule are then unknown
 };

@@ -1,6 +1,8 @@
-"""Values that ranks must know before they accept: global scales of NVFP4 experts."""
+"""Values that ranks must know before they accept: global scales of NVFP4 experts, and what comes under two names."""
 
 from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
 
 import headrace
 import ml_dtypes
@@ -120,3 +122,97 @@ def test_a_source_with_metadata_alone_is_told_which_values_it_lacks(job, layout)
         wrong.metadata[at] = (*wrong.metadata[at][:4], np.zeros(3, np.float32))
         with pytest.raises(headrace.InvalidArgument, match=r"its value is F32 of shape \[3\], its entry F32 of shape \[\]"):
             sender.send("run/1", wrong)
+
+
+def tied_table():
+    """Storages of two names in one memory, and one of its own."""
+    shared = np.zeros((3, 4), np.float32)
+    tensors = {"embed": shared, "head": shared, "norm": np.zeros(4, np.float32)}
+    return shared, headrace.StorageTable.from_tensors(tensors)
+
+
+ONE, OTHER = np.arange(12, dtype=np.float32).reshape(3, 4), np.ones((3, 4), np.float32)
+NORM = np.full(4, 7, np.float32)
+
+
+@pytest.mark.parametrize("form", ["mapping", "callable", "metadata"])
+def test_a_tied_tensor_may_come_under_one_name_or_as_the_same_under_both(job, form):
+    shared, table = tied_table()
+    with headrace.Receiver(table, job=job) as receiver, headrace.Sender.connect(job=job) as sender:
+        assert sender.wants_value("embed") and sender.wants_value("head") and not sender.wants_value("norm")
+
+        def source(given):
+            return {"mapping": given, "callable": lambda: iter(given.items()), "metadata": WithMetadata(given, sender.wants_value)}[form]
+
+        assert sender.send("run/1", source({"embed": OTHER, "norm": NORM})).proven
+        assert (shared == OTHER).all()
+        for version in ("run/2", "run/3"):
+            report = sender.send(version, source({"head": ONE.copy(), "norm": NORM, "embed": ONE}))
+            assert report.proven and report.ignored_names == ("head",)
+            assert (shared == ONE).all() and report.wire_bytes == ONE.nbytes + NORM.nbytes
+        # What differs is refused before its first byte.
+        with pytest.raises(
+            headrace.InvalidArgument, match="head: not what embed holds, and the engine keeps one tensor for both"
+        ) as raised:
+            sender.send("run/4", source({"embed": ONE, "norm": NORM, "head": OTHER}))
+        assert raised.value.name == "head" and raised.value.expected != raised.value.actual
+        assert (shared == ONE).all() and receiver.serving_version() == "run/3"
+
+
+def test_one_bit_of_a_tied_tensor_and_another_shape_or_dtype_are_differences(job):
+    shared, table = tied_table()
+    flipped = ONE.copy()
+    flipped.view(np.uint32)[2, 3] ^= 1
+    with headrace.Receiver(table, job=job), headrace.Sender.connect(job=job) as sender:
+        for other in (flipped, ONE.reshape(4, 3), ONE.view(np.int32)):
+            with pytest.raises(headrace.InvalidArgument, match="head: not what embed holds"):
+                sender.send("run/1", {"embed": ONE, "norm": NORM, "head": other})
+        assert not shared.any()
+        strided = np.asfortranarray(ONE)
+        assert sender.send("run/1", {"embed": strided, "norm": NORM, "head": ONE}).proven, "equal, although it lies otherwise"
+
+
+@pytest.mark.parametrize("head", [ONE, OTHER])
+def test_tied_names_of_two_trainers_are_compared_too(job, head):
+    shared, table = tied_table()
+    names = ["a", "b"]
+    with headrace.Receiver(table, job=job) as receiver:
+        senders = [headrace.Sender.connect(job=job, sender=name) for name in names]
+        shares = [{"embed": ONE, "norm": NORM}, {"head": head}]
+        with ThreadPoolExecutor(2) as pool:
+            sent = [pool.submit(s.send, "run/1", share, senders=names) for s, share in zip(senders, shares, strict=True)]
+            failures = [future.exception(60) for future in sent]
+        for sender in senders:
+            sender.close()
+        if head is ONE:
+            assert failures == [None, None] and (shared == ONE).all() and receiver.serving_version() == "run/1"
+        else:
+            assert all("head: not what embed holds" in str(failure) for failure in failures) and not shared.any()
+
+
+def test_tied_names_of_the_plain_call_are_compared_before_a_call_writes(job):
+    shared, table = tied_table()
+    with headrace.Receiver(table, job=job) as receiver:
+        with pytest.raises(headrace.InvalidArgument, match="head: not what embed holds"):
+            with receiver.update("run/1") as update:
+                update.load({"embed": ONE, "norm": NORM, "head": OTHER})
+        assert not shared.any() and receiver.status().state == "idle"
+        with pytest.raises(headrace.InvalidArgument, match="not what .* holds"):
+            with receiver.update("run/1") as update:
+                update.load({"head": OTHER})
+                update.load({"embed": ONE, "norm": NORM})
+        with receiver.update("run/1") as update:
+            update.load({"head": ONE})
+            update.load({"embed": ONE, "norm": NORM})
+        assert (shared == ONE).all() and update.receipt.proven
+
+
+def test_a_source_that_tells_another_tied_tensor_than_it_sends_is_found_out(job):
+    shared, table = tied_table()
+    given = {"embed": ONE, "norm": NORM, "head": ONE}
+    with headrace.Receiver(table, job=job) as receiver, headrace.Sender.connect(job=job) as sender:
+        source = WithMetadata(given, sender.wants_value)
+        source.tensors = {**given, "embed": OTHER}
+        with pytest.raises(headrace.Corruption, match="embed: MANIFEST said"):
+            sender.send("run/1", source)
+        assert receiver.serving_version() is None

@@ -21,6 +21,30 @@ TEST(ValueNames, AreThePrefixANumberAPointAndTheSuffix) {
   EXPECT_EQ(names.find("e1.s.0.t"), (Match{2, 1}));
 }
 
+TEST(ValueNames, OfRulesWithoutExpertsAreWholeAndTied) {
+  const std::vector<ValueRule> rules{{"embed.0.weight", "head.weight", 0}, {"embed.0.weight", "embed.0.weight", 0}};
+  const ValueNames names(rules);
+  EXPECT_EQ(names.find("head.weight"), (Match{0, 0}));
+  EXPECT_EQ(names.find("embed.0.weight"), (Match{1, 0}));
+  EXPECT_FALSE(names.find("embed.1.weight"));
+  ASSERT_NE(names.tied_to("head.weight"), nullptr);
+  EXPECT_EQ(*names.tied_to("head.weight"), "embed.0.weight");
+  EXPECT_EQ(names.tied_to("other"), nullptr);
+  EXPECT_FALSE(names.empty());
+  EXPECT_TRUE(names.conflict().empty());
+  EXPECT_EQ(ValueNames(std::vector<ValueRule>{rules[0], {"other", "head.weight", 0}}).conflict(), "head.weight");
+}
+
+TEST(ValueNames, CarryFingerprintsOf16BytesLittleEndian) {
+  FingerprintSum sum;
+  sum.lanes = {0x0807060504030201, 0x100F0E0D0C0B0A09};
+  const std::vector<std::byte> value = value_of(sum);
+  ASSERT_EQ(value.size(), 16u);
+  for (int i = 0; i < 16; ++i) EXPECT_EQ(std::to_integer<int>(value[static_cast<std::size_t>(i)]), i + 1);
+  EXPECT_EQ(fingerprint_of(value), sum);
+  EXPECT_FALSE(fingerprint_of(std::span(value).first(15)));
+}
+
 TEST(ValueNames, AreNoOthers) {
   const ValueNames names(kRules);
   for (const char* name : {"", "0", "0.", ".0.", "layers.0.ffn.experts.12.w1.scale", "layers.1.ffn.experts.3.w1.scale",
@@ -64,6 +88,7 @@ TEST(ValueNames, AgreeWithTheListOfAllNames) {
       }
       bool listed = false;
       for (const ValueRule& rule : rules) {
+        listed = listed || (rule.experts == 0 && name == rule.suffix);
         for (std::uint32_t e = 0; e < rule.experts; ++e) listed = listed || name == rule.prefix + std::to_string(e) + "." + rule.suffix;
       }
       ASSERT_EQ(names.find(name).has_value(), listed) << name;

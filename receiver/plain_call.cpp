@@ -1,6 +1,7 @@
 // The plain call of SessionControl: an engine hands over named tensors itself, between begin and finish.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "receiver/session_control.h"
@@ -8,23 +9,36 @@
 namespace headrace {
 namespace {
 
+bool is_whole(const Box& box, const Shape& shape) {
+  return box.hi == shape && std::all_of(box.lo.begin(), box.lo.end(), [](std::int64_t at) { return at == 0; });
+}
+
+bool wants_whole(const PlanEntry& entry, const Shape& shape) {
+  return entry.wanted.size() == 1 && is_whole(entry.wanted.front(), shape);
+}
+
 /// What this rank wants of an entry of a one-sender plan, summed over the packed bytes of the whole tensor; with a cast also over what it
 /// becomes.
-CastSums wanted_sums(const SyncPlan& plan, std::uint32_t entry, const std::byte* bytes) {
+CastSums wanted_sums(const SyncPlan& plan, std::uint32_t entry, std::span<const std::byte> bytes) {
   CastSums sums;
   const PlanEntry& planned = plan.entries(0)[entry];
   if (planned.tensor < 0) return sums;
   const PlanTensor& tensor = plan.tensors()[static_cast<std::size_t>(planned.tensor)];
-  const auto strides = packed_strides(plan.entry(0, entry).shape, tensor.elem_bytes);
+  const Shape& shape = plan.entry(0, entry).shape;
+  if (tensor.cast.none() && wants_whole(planned, shape)) {
+    sums.read = fingerprint(tensor.key, 0, bytes);
+    return sums;
+  }
+  const auto strides = packed_strides(shape, tensor.elem_bytes);
   for (const Box& box : planned.wanted) {
     const Result<StridedCopy> nest = plan.tensor_nest(tensor, box, strides);
     HEADRACE_CHECK(nest.ok(), "a box of a packed tensor is a nest");
     std::int64_t offset = 0;
     for (std::size_t d = 0; d < strides.size(); ++d) offset += box.lo[d] * strides[d];
     if (tensor.cast.none()) {
-      sums.read += fingerprint_nest(tensor.key, inverse(nest.value()), bytes + offset);
+      sums.read += fingerprint_nest(tensor.key, inverse(nest.value()), bytes.data() + offset);
     } else {
-      const CastSums part = fingerprint_cast(tensor.key, tensor.live_key, tensor.cast, nest.value(), bytes + offset);
+      const CastSums part = fingerprint_cast(tensor.key, tensor.live_key, tensor.cast, nest.value(), bytes.data() + offset);
       sums.read += part.read;
       sums.converted += part.converted;
     }
@@ -42,7 +56,6 @@ void SessionControl::begin_plain(const WeightVersion& version, Done done) {
   if (Status status = check_version(version); !status.ok()) return done(status);
   auto session = std::make_unique<UpdateSession>(SessionId{random_u64()}, version, *env_.clock, env_.options->deadline_ms);
   session->options = PlanOptions{env_.index->scopes(), wire::OverlapRule::kRefuse, env_.options->optional_names};
-  plain_entries_.clear();
   plain_sums_.clear();
   plain_inputs_.clear();
   if (!env_.values->empty()) session->values.emplace(*env_.values);
@@ -52,53 +65,57 @@ void SessionControl::begin_plain(const WeightVersion& version, Done done) {
     if (!current(id)) return;
     if (!attested.ok()) return fail(SessionEvent::kFailure, attested, "open");
     session_->opened = session_->begun = true;
+    plain_calls_.begin((session_->options.experts != nullptr ? session_->options.experts : env_.index->experts_at_load())->digest());
     std::exchange(plain_begun_, nullptr)(ok_status());
   });
 }
 
-Result<SyncPlan::Outcome> SessionControl::plan_plain(std::span<const NamedView> tensors) const {
+Result<std::shared_ptr<const SyncPlan>> SessionControl::plan_plain(std::span<const NamedView> tensors) const {
+  for (const NamedView& view : tensors) {
+    const auto bytes = byte_count(view.dtype, view.shape);
+    if (bytes && static_cast<std::size_t>(*bytes) == view.bytes.size()) continue;
+    return Status(Code::kInvalidArgument, fmt::format("{}: {} bytes for shape {} of {}", view.name, view.bytes.size(),
+                                                      to_string(view.shape), dtype_name(view.dtype)));
+  }
+  if (std::shared_ptr<const SyncPlan> known = plain_calls_.known(tensors)) return known;
   SenderPart part{"load", {}, {}};
+  part.entries.reserve(tensors.size());
   for (const NamedView& view : tensors) {
     Shape shape(view.shape.begin(), view.shape.end());
-    const auto bytes = byte_count(view.dtype, shape);
-    if (!bytes || static_cast<std::size_t>(*bytes) != view.bytes.size()) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("{}: {} bytes for shape {} of {}", view.name, view.bytes.size(), to_string(shape), dtype_name(view.dtype)));
-    }
     part.entries.push_back({std::string(view.name), view.dtype, shape, Box::whole(shape)});
   }
   PlanOptions options = session_->options;
   options.check_coverage = false;
   SyncPlan::Outcome outcome = SyncPlan::compile(*env_.index, *env_.geometry, env_.table->digest(), {std::move(part)}, options);
   if (outcome.plan == nullptr) return wire::to_status(outcome.defects.front());
-  return outcome;
+  return outcome.plan;
 }
 
 Status SessionControl::jobs_plain(const SyncPlan& plan, std::span<const NamedView> tensors, ApplyWork& work) const {
   const auto scratch = plan.groups(0).empty() ? std::span<std::byte>() : env_.scratch->at(0);
-  // Tensors that land by a copy first, then group by group: one scratch serves them all.
-  std::vector<std::uint32_t> order;
-  for (std::uint32_t t = 0; t < plan.tensors().size(); ++t) {
-    if (env_.index->rule(plan.tensors()[t].rule).group < 0) order.push_back(t);
-  }
-  for (const PlanGroup& group : plan.groups(0)) order.insert(order.end(), group.tensors.begin(), group.tensors.end());
-  auto group = plan.groups(0).begin();
-  for (const std::uint32_t t : order) {
+  work.jobs.reserve(plan.tensors().size());
+  const auto append = [&](std::uint32_t t) {
     const PlanTensor& tensor = plan.tensors()[t];
     const std::uint32_t e = tensor.entries.front().second;
     const Shape& shape = plan.entry(0, e).shape;
+    const PlanEntry& planned = plan.entries(0)[e];
+    const std::byte* bytes = tensors[e].bytes.data();
+    if (wants_whole(planned, shape)) return plan.append_jobs(tensor, planned.wanted.front(), bytes, {}, work.jobs, scratch.data());
     const auto strides = packed_strides(shape, tensor.elem_bytes);
-    for (const Box& box : plan.entries(0)[e].wanted) {
+    for (const Box& box : planned.wanted) {
       std::int64_t offset = 0;
       for (std::size_t d = 0; d < strides.size(); ++d) offset += box.lo[d] * strides[d];
-      HEADRACE_RETURN_IF_ERROR(plan.append_jobs(tensor, box, tensors[e].bytes.data() + offset,
-                                                box == Box::whole(shape) ? std::span<const std::int64_t>() : strides, work.jobs,
-                                                scratch.data()));
+      HEADRACE_RETURN_IF_ERROR(plan.append_jobs(tensor, box, bytes + offset, strides, work.jobs, scratch.data()));
     }
-    if (group != plan.groups(0).end() && t == group->tensors.back()) {
-      work.groups.push_back({group->group, group->tensors, scratch, work.jobs.size()});
-      ++group;
-    }
+    return ok_status();
+  };
+  // Tensors that land by a copy first, then group by group: one scratch serves them all.
+  for (std::uint32_t t = 0; t < plan.tensors().size(); ++t) {
+    if (env_.index->rule(plan.tensors()[t].rule).group < 0) HEADRACE_RETURN_IF_ERROR(append(t));
+  }
+  for (const PlanGroup& group : plan.groups(0)) {
+    for (const std::uint32_t t : group.tensors) HEADRACE_RETURN_IF_ERROR(append(t));
+    work.groups.push_back({group.group, group.tensors, scratch, work.jobs.size()});
   }
   return ok_status();
 }
@@ -109,21 +126,22 @@ void SessionControl::load_plain(std::span<const NamedView> tensors, Done done) {
   }
   // Every call is a small update of its own up to its first byte: resolved and checked as a whole.
   ApplyWork work;
-  Result<SyncPlan::Outcome> planned = plan_plain(tensors);
-  Status checked = planned.ok() ? jobs_plain(*planned.value().plan, tensors, work) : planned.status();
+  const Result<std::shared_ptr<const SyncPlan>> planned = plan_plain(tensors);
+  Status checked = planned.ok() ? jobs_plain(*planned.value(), tensors, work) : planned.status();
   if (checked.ok()) checked = values_plain(tensors);
   if (!checked.ok()) {
     // Earlier calls may have written: then what is in storage is half of an update, and says so.
     if (state_ == SessionState::kApplying) fail(SessionEvent::kFailure, checked, "transfer");
     return done(checked);
   }
-  const std::shared_ptr<const SyncPlan> plan = planned.value().plan;
+  const std::shared_ptr<const SyncPlan> plan = planned.value();
   first_enqueue();
   session_->deadline.touch();
   const SessionId id = session_->id;
   const Status enqueued = env_.applier->apply_async(plan, std::move(work), [this, id, tensors, done, plan](const ApplyStats& stats) {
     std::vector<CastSums> sums;
-    for (std::uint32_t e = 0; e < tensors.size(); ++e) sums.push_back(wanted_sums(*plan, e, tensors[e].bytes.data()));
+    sums.reserve(tensors.size());
+    for (std::uint32_t e = 0; e < tensors.size(); ++e) sums.push_back(wanted_sums(*plan, e, tensors[e].bytes));
     env_.post([this, id, stats, done, tensors, plan, sums = std::move(sums)] {
       if (!current(id)) return done(Status(Code::kCancelled, last_failure_));
       if (!stats.status.ok()) {
@@ -136,11 +154,8 @@ void SessionControl::load_plain(std::span<const NamedView> tensors, Done done) {
       ApplyStats counted = stats;
       counted.input_sums.clear();  // kept until there is a plan of the whole
       session_->count(counted);
-      for (std::size_t i = 0; i < tensors.size(); ++i) {
-        const Shape shape(tensors[i].shape.begin(), tensors[i].shape.end());
-        plain_entries_.push_back({std::string(tensors[i].name), tensors[i].dtype, shape, Box::whole(shape)});
-        plain_sums_.push_back(sums[i]);
-      }
+      plain_sums_.insert(plain_sums_.end(), sums.begin(), sums.end());
+      plain_calls_.take(plan);
       done(ok_status());
     });
   });
@@ -152,16 +167,23 @@ void SessionControl::finish_plain(ReceiptDone done) {
     return done(Status(Code::kFailedPrecondition, last_failure_.empty() ? "finish() without begin()" : last_failure_));
   }
   plain_done_ = std::move(done);
-  SenderPart part{"load", {}, std::move(plain_entries_)};
-  SyncPlan::Outcome outcome = SyncPlan::compile(*env_.index, *env_.geometry, env_.table->digest(), {std::move(part)}, session_->options);
-  wire::Reject refusal{outcome.defects_total, std::move(outcome.defects)};
+  wire::Reject refusal;
+  std::shared_ptr<const SyncPlan> plan = plain_calls_.whole();
+  session_->receipt.plan_cached = plan != nullptr;
+  if (plan == nullptr) {
+    SenderPart part{"load", {}, plain_calls_.entries()};
+    SyncPlan::Outcome outcome = SyncPlan::compile(*env_.index, *env_.geometry, env_.table->digest(), {std::move(part)}, session_->options);
+    refusal = {outcome.defects_total, std::move(outcome.defects)};
+    plan = std::move(outcome.plan);
+    plain_calls_.keep_whole(plan);
+  }
   check_values(*session_, {}, refusal);
   if (refusal.defects_total != 0) {
     wire::Failure failure = refusal.defects.front();
     if (refusal.defects_total > 1) failure.message += fmt::format(" (and {} more)", refusal.defects_total - 1);
     return fail(SessionEvent::kFailure, std::move(failure));
   }
-  session_->adopt(std::move(outcome.plan));
+  session_->adopt(std::move(plan));
   for (std::size_t t = 0; t < session_->sums.size(); ++t) {
     const CastSums& given = plain_sums_[session_->plan->tensors()[t].entries.front().second];
     session_->sums[t] = given.read;

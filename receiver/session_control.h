@@ -17,6 +17,7 @@
 #include "receiver/guard_page.h"
 #include "receiver/memory_meter.h"
 #include "receiver/peer_book.h"
+#include "receiver/plain_calls.h"
 #include "receiver/receiver.h"
 #include "receiver/session_table.h"
 #include "receiver/update_session.h"
@@ -110,7 +111,7 @@ class SessionControl {
   void first_enqueue();
   /// Enqueues that constants and canaries are written again, if the content was lost since they were.
   void restore_after_discard();
-  Result<SyncPlan::Outcome> plan_plain(std::span<const NamedView> tensors) const;
+  Result<std::shared_ptr<const SyncPlan>> plan_plain(std::span<const NamedView> tensors) const;
   Status jobs_plain(const SyncPlan& plan, std::span<const NamedView> tensors, ApplyWork& work) const;
   /// Takes the values that a call of load() brings; after a failure none of them.
   Status values_plain(std::span<const NamedView> tensors);
@@ -182,7 +183,7 @@ class SessionControl {
   std::string waits_ended_;  // why; empty while they are taken
   bool committing_ = false;  // COMMIT was taken, and the engine's hook has not answered
   // The plain call.
-  std::vector<wire::ManifestEntry> plain_entries_;
+  PlainCalls plain_calls_;
   std::vector<CastSums> plain_sums_;
   std::vector<FingerprintSum> plain_inputs_;  // of entries of staged groups
   Done plain_begun_;

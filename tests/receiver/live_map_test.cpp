@@ -120,6 +120,34 @@ class LiveMap : public ReceiverFixture {
   std::vector<wire::Wanted> wanted_;
 };
 
+TEST_F(LiveMap, SendsThePlainCallsOfTheUpdateBeforeToWhereExpertsLiveNow) {
+  std::mt19937 random(11);
+  for (std::uint32_t round = 1; round <= 6; ++round) {
+    SCOPED_TRACE(round);
+    std::vector<std::string> names;
+    std::vector<std::vector<std::byte>> tensors;
+    for (std::int32_t l = 0; l < kLayers; ++l) {
+      for (std::int32_t e = 0; e < kExperts; ++e) {
+        names.push_back(name_of(l, e));
+        tensors.push_back(bytes_of(l, e, round));
+      }
+    }
+    const Shape shape{4, 4};
+    std::vector<NamedView> views;
+    for (std::size_t i = 0; i < names.size(); ++i) views.push_back({names[i], Dtype::kI8, shape, tensors[i]});
+    SessionControl& control = receiver_->control();
+    const WeightVersion version{"run", round};
+    ASSERT_TRUE(receiver_->ask<Status>([&](auto answer) { control.begin_plain(version, answer); }).ok());
+    ASSERT_TRUE(receiver_->ask<Status>([&](auto answer) { control.load_plain(views, answer); }).ok());
+    const auto receipt = receiver_->ask<Result<wire::Receipt>>([&](auto answer) { control.finish_plain(answer); });
+    ASSERT_TRUE(receipt.ok()) << receipt.status().to_string();
+    EXPECT_EQ(receipt.value().plan_cached, round % 2 == 0) << "the map changes after every second update";
+    expect_experts(round);
+    if (round % 2 == 1) continue;
+    for (auto& layer : maps_) std::shuffle(layer.begin(), layer.end(), random);
+  }
+}
+
 TEST_F(LiveMap, WritesEveryReplicaWhereTheEngineHoldsItAtOpen) {
   WireSender sender = connect("lead");
   sender.hello();

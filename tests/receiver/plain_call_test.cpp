@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <future>
+#include <vector>
 
 #include "tests/receiver/receiver_fixture.h"
 
@@ -47,6 +49,79 @@ TEST_F(PlainCall, WritesNamedTensorsInSeveralCallsAndProvesThem) {
   EXPECT_TRUE(receipt.value().proven);
   EXPECT_EQ(receipt.value().fingerprints, 4U);
   EXPECT_EQ(status().version, "run/1");
+}
+
+TEST_F(PlainCall, ResolvesTheSameTensorsOnceAndWritesWhatComesNow) {
+  start();
+  for (std::uint32_t step = 1; step <= 3; ++step) {
+    make(step);
+    ASSERT_TRUE(begin({"run", step}).ok());
+    ASSERT_TRUE(load({views_.data(), 2}).ok());
+    ASSERT_TRUE(load({views_.data() + 2, 3}).ok());
+    const auto receipt = finish();
+    ASSERT_TRUE(receipt.ok()) << receipt.status().to_string();
+    EXPECT_EQ(receipt.value().plan_cached, step > 1);
+    EXPECT_EQ(receipt.value().fingerprints, 4U);
+    expect_live(step);
+  }
+}
+
+TEST_F(PlainCall, ResolvesAnewWhatIsDividedOrOrderedInAnotherWay) {
+  start();
+  // Calls end behind these tensors; every division follows every other one.
+  const std::vector<std::vector<std::size_t>> divisions = {{5}, {2, 5}, {2, 4, 5}, {1, 5}, {5}, {2, 5}, {2, 5}};
+  std::vector<bool> cached;
+  for (std::uint32_t step = 1; step <= divisions.size() + 1; ++step) {
+    make(step);
+    if (step > divisions.size()) std::swap(views_[0], views_[4]);
+    ASSERT_TRUE(begin({"run", step}).ok());
+    std::size_t from = 0;
+    for (const std::size_t to : divisions[std::min<std::size_t>(step, divisions.size()) - 1]) {
+      ASSERT_TRUE(load({views_.data() + from, to - from}).ok());
+      from = to;
+    }
+    const auto receipt = finish();
+    ASSERT_TRUE(receipt.ok()) << receipt.status().to_string();
+    cached.push_back(receipt.value().plan_cached);
+    expect_live(step);
+  }
+  EXPECT_EQ(cached, (std::vector<bool>{false, false, false, false, false, false, true, false}));
+}
+
+TEST_F(PlainCall, FindsWhatIsMissingAlsoWhenAllOfItIsKnown) {
+  start();
+  make(1);
+  ASSERT_TRUE(begin({"run", 1}).ok());
+  for (const NamedView& view : views_) ASSERT_TRUE(load({&view, 1}).ok());
+  ASSERT_TRUE(finish().ok());
+  ASSERT_TRUE(begin({"run", 2}).ok());
+  for (std::size_t i = 0; i < 3; ++i) ASSERT_TRUE(load({&views_[i], 1}).ok());
+  EXPECT_FALSE(finish().ok());
+  EXPECT_EQ(state(), "torn");
+  make(3);
+  ASSERT_TRUE(begin({"run", 3}).ok());
+  for (const NamedView& view : views_) ASSERT_TRUE(load({&view, 1}).ok());
+  EXPECT_TRUE(finish().ok());
+  expect_live(3);
+}
+
+TEST_F(PlainCall, RefusesAKnownTensorOfAnotherShapeOrType) {
+  start();
+  make(1);
+  ASSERT_TRUE(begin({"run", 1}).ok());
+  ASSERT_TRUE(load(views_).ok());
+  ASSERT_TRUE(finish().ok());
+  make(2);
+  const Shape turned(views_[0].shape.rbegin(), views_[0].shape.rend());
+  ASSERT_NE(turned, Shape(views_[0].shape.begin(), views_[0].shape.end()));
+  auto wrong = views_;
+  wrong[0].shape = turned;
+  ASSERT_TRUE(begin({"run", 2}).ok());
+  EXPECT_EQ(load(wrong).code(), Code::kInvalidArgument);
+  EXPECT_EQ(state(), "open");
+  ASSERT_TRUE(load(views_).ok());
+  EXPECT_TRUE(finish().ok());
+  expect_live(2);
 }
 
 TEST_F(PlainCall, ChecksEachCallBeforeItsFirstByte) {

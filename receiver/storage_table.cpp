@@ -84,7 +84,10 @@ Result<StorageId> StorageTable::add(Storage storage) {
   HEADRACE_RETURN_IF_ERROR(storage.alias_of.empty() ? check_overlap(storage) : check_alias(storage));
   const auto index = static_cast<std::uint32_t>(storages_.size());
   by_name_.emplace(storage.name, index);
-  if (storage.alias_of.empty()) by_address_.emplace(address_number(storage.address), index);
+  if (storage.alias_of.empty()) {
+    by_address_.emplace(address_number(storage.address), index);
+    total_bytes_ += storage.bytes;
+  }
   storages_.push_back(std::move(storage));
   return StorageId{index};
 }
@@ -154,14 +157,6 @@ const Digest& StorageTable::digest() const {
 const Storage* StorageTable::find(std::string_view name) const {
   const auto found = by_name_.find(std::string(name));
   return found == by_name_.end() ? nullptr : &storages_[found->second];
-}
-
-std::int64_t StorageTable::total_bytes() const noexcept {
-  std::int64_t total = 0;
-  for (const Storage& storage : storages_) {
-    if (storage.alias_of.empty()) total += storage.bytes;
-  }
-  return total;
 }
 
 Status StorageTable::check_identity(std::span<const StorageLocation> present) const {

@@ -68,7 +68,7 @@ class StorageTable {
   std::span<const Storage> all() const noexcept { return storages_; }
   std::span<const Canary> canaries() const noexcept { return canaries_; }
   /// Sum of bytes, aliases counted once.
-  std::int64_t total_bytes() const noexcept;
+  std::int64_t total_bytes() const noexcept { return total_bytes_; }
   /// `present` says where every storage lies now. kFailedPrecondition names each that moved, changed its size or is not reported, with both
   /// addresses.
   Status check_identity(std::span<const StorageLocation> present) const;
@@ -82,6 +82,7 @@ class StorageTable {
   std::vector<Canary> canaries_;
   std::unordered_map<std::string, std::uint32_t> by_name_;
   std::map<std::uintptr_t, std::uint32_t> by_address_;  // first byte; no aliases, so no two overlap
+  std::int64_t total_bytes_ = 0;
   Digest digest_;
   bool sealed_ = false;
 };

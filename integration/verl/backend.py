@@ -40,7 +40,6 @@ __all__ = ["HeadraceCheckpointEngine"]
 
 logger = logging.getLogger(__name__)
 
-_BATCH_BYTES = 64 << 20
 _DIRECTLY, _BY_WIRE = b"directly", b"by wire"
 _WAITING = "although an update is waiting for its rollouts"
 
@@ -167,8 +166,7 @@ class HeadraceCheckpointEngine(CheckpointEngine):
             sender = await asyncio.to_thread(self._connected, [verdict.binding for verdict in verdicts], stop)
             with sender.update(version, held if held is not None else _Announced(self._tensors), progress=False) as update:
                 if held is None:
-                    for batch in _batches(weights, self._batch_tensors):
-                        update.add(batch)
+                    update.add(weights, batch_tensors=self._batch_tensors)
             report = update.report
         return {
             "headrace/direct": 1.0,
@@ -296,16 +294,3 @@ def _on_host(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_cpu:
         raise headrace.Unsupported(f"{name} is on {tensor.device}: this version sends host memory only", name=name)
     return tensor
-
-
-def _batches(weights: Iterable[tuple[str, torch.Tensor]], tensors_max: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    batch: list[tuple[str, torch.Tensor]] = []
-    size = 0
-    for name, tensor in weights:
-        batch.append((name, _on_host(name, tensor)))
-        size += tensor.nbytes
-        if len(batch) >= tensors_max or size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

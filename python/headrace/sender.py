@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from . import _core, _open_ends
-from .errors import InvalidArgument
 from .records import ReceiverInfo, Report
 
 _BATCH_TENSORS = 1024
@@ -25,93 +24,35 @@ class Part:
     box: tuple[Sequence[int], Sequence[int]]
 
 
-def _pairs(tensors: Iterable) -> Iterator[tuple[str, Any]]:
-    """Items as (name, tensor); raises InvalidArgument for what is none."""
-    for item in tensors:
-        if (
-            not isinstance(item, (tuple, list))
-            or len(item) != 2
-            or not isinstance(item[0], str)
-            or not (item[0].isascii() or _is_text(item[0]))
-        ):
-            raise InvalidArgument(f"expected (name, tensor), not {_short(item)}")
-        yield item[0], item[1]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 400 else f"{text[:400]}..."
-
-
-def _is_text(name: str) -> bool:
-    """False for halves of surrogate pairs, which nothing can carry."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _entry(name: str, tensor: Any, value: Any) -> tuple[tuple, int]:
-    """(name, dtype, shape, box, value) of what is sent, and its bytes."""
-    if isinstance(tensor, Part):
-        dtype, _, size = _core.describe(tensor.tensor, name)
-        return (name, dtype, tensor.shape, tensor.box, value), size
-    dtype, shape, size = _core.describe(tensor, name)
-    return (name, dtype, shape, None, value), size
-
-
-def _meta(item: Sequence) -> tuple:
-    """(name, dtype, shape), perhaps with box and value, of `.metadata`."""
-    if not isinstance(item, (tuple, list)) or not 3 <= len(item) <= 5:
-        raise InvalidArgument(f"metadata: expected (name, dtype, shape), perhaps with a box and a value, not {_short(item)}")
-    return (*item, None, None)[:5]
-
-
-def _bare(tensor: Any) -> Any:
-    return tensor.tensor if isinstance(tensor, Part) else tensor
-
-
 class _Source:
-    """Entries of an update, and a way through its tensors.
+    """What an update is made of, and a way through its tensors.
 
     A mapping, a sequence or an iterable of (name, tensor) is held as a whole. A callable that gives a fresh iterable is asked twice, first
     for names and shapes only; what has `metadata` ([(name, dtype, shape)]) and can be iterated is gone through once. In place of a tensor
     there may be a Part. What `wants_value` says of is kept until the update is open: `metadata` has its tensor behind the box.
     """
 
-    def __init__(self, source: Any, wants_value: Callable[[str], bool]) -> None:
+    def __init__(self, source: Any) -> None:
         self.held: list[tuple[str, Any]] | None = None
-        self.total = 0
-        self.entries: list[tuple] = []
-        if hasattr(source, "metadata"):
-            self.entries = [_meta(item) for item in (source.metadata() if callable(source.metadata) else source.metadata)]
+        self.has_metadata = hasattr(source, "metadata")
+        if self.has_metadata:
+            self._metadata = source.metadata
             self.stream: Callable[[], Iterable] = lambda: source
-            return
-        if callable(source):
+        elif callable(source):
             self.stream = source
         else:
-            self.held = list(source.items()) if isinstance(source, Mapping) else list(source)
+            self.held = list(source.items() if isinstance(source, Mapping) else source)
             self.stream = lambda: self.held
-        for name, tensor in _pairs(self.stream()):
-            entry, size = _entry(name, tensor, _bare(tensor) if wants_value(name) else None)
-            self.entries.append(entry)
-            self.total += size
 
-    def batches(self, order: Callable[[], list[int]]) -> Iterator[list[tuple[str, Any]]]:
+    def entries(self) -> Iterable:
+        """What the update is opened with: metadata, or pairs of name and tensor."""
+        if self.has_metadata:
+            return self._metadata() if callable(self._metadata) else self._metadata
+        return self.stream()
+
+    def tensors(self, order: Callable[[], list[int]]) -> Iterable[tuple[str, Any]]:
         """Those that are held come in the order that keeps staged groups together."""
-        tensors = self.stream() if self.held is None else (self.held[i] for i in order())
-        batch: list[tuple[str, Any]] = []
-        size = 0
-        for name, tensor in _pairs(tensors):
-            tensor = _bare(tensor)
-            batch.append((name, tensor))
-            size += getattr(tensor, "nbytes", 0)
-            if len(batch) >= _BATCH_TENSORS or size >= _BATCH_BYTES:
-                yield batch
-                batch, size = [], 0
-        if batch:
-            yield batch
+        return self.stream() if self.held is None else (self.held[i] for i in order())
 
 
 class _Progress:
@@ -155,31 +96,30 @@ class SenderUpdate:
         self._options = options
         self._progress = progress
         self._sent = False
+        self._total = 0
         self.version = version
         self.report: Report | None = None
 
     def __enter__(self) -> Self:
-        self._sender._core.open(self.version, self._source.entries, **self._options)
+        self._total = self._sender._core.open(self.version, self._source.entries(), metadata=self._source.has_metadata, **self._options)
         return self
 
-    def add(self, tensors: Iterable[tuple[str, Any]]) -> int:
-        """Sends these tensors oneself, instead of leaving it to the source. Their bytes may be reused when it returns."""
+    def add(self, tensors: Iterable[tuple[str, Any]], *, batch_tensors: int = _BATCH_TENSORS) -> int:
+        """Sends these tensors oneself, instead of leaving it to the source; bytes sent. Their bytes may be reused when it returns. What is
+        iterated gives each tensor memory of its own: up to `batch_tensors` or 256 MiB are gathered before they are read."""
         self._sent = True
-        return self._sender._core.add([(name, _bare(tensor)) for name, tensor in _pairs(tensors)])
+        return self._sender._core.add(tensors, batch_tensors, _BATCH_BYTES, None)
 
     def send(self) -> None:
         """Sends all tensors of the source. Called at the end of the `with`, unless it or add() was before."""
         self._sent = True
         core = self._sender._core
-        progress = _Progress(f"sending {self.version}", self._source.total)
-        progress.on = progress.on and self._progress
-        done = 0
+        progress = _Progress(f"sending {self.version}", self._total) if self._progress else None
         try:
-            for batch in self._source.batches(core.order):
-                done += core.add(batch)
-                progress.update(done)
+            core.add(self._source.tensors(core.order), _BATCH_TENSORS, _BATCH_BYTES, progress and progress.update)
         finally:
-            progress.end()
+            if progress:
+                progress.end()
 
     def finish(self) -> Report:
         """Returns when every rank has committed the version."""
@@ -239,6 +179,7 @@ class Sender:
                 fingerprints=fingerprints,
                 connect_timeout_ms=connect_timeout_ms,
                 deadline_ms=deadline_ms,
+                part=Part,
             )
         )
 
@@ -275,7 +216,7 @@ class Sender:
         repair: the connected ranks are brought up to what the others hold.
         """
         options = {"scopes": list(scopes), "senders": list(senders), "overlap": overlap, "repair": repair}
-        return SenderUpdate(self, version, _Source(source, self._core.wants_value), options, progress)
+        return SenderUpdate(self, version, _Source(source), options, progress)
 
     def send(self, version: str, source: Any, **options: Any) -> Report:
         """A whole update; arguments as those of update()."""

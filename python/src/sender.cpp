@@ -24,26 +24,49 @@ namespace nb = nanobind;
 namespace headrace::python {
 namespace {
 
-/// (name, dtype, shape, box, value): box is (lo, hi) or None. Packed FP4 (F4, shape in elements) becomes U8.
-SenderEntry entry_of(nb::handle item) {
-  SenderEntry entry;
-  entry.name = name_text(item[0]);
-  entry.dtype = dtype_from_object(item[1]);
-  entry.shape = shape_from(item[2], entry.name);
-  const nb::object box = item[3];
-  if (!box.is_none()) {
-    if (PySequence_Check(box.ptr()) == 0 || PySequence_Size(box.ptr()) != 2)
-      refuse(entry.name, fmt::format("expected a box (lo, hi), not {}", short_repr(box)));
-    entry.box = Box{shape_from(box[0], entry.name), shape_from(box[1], entry.name)};
-  }
-  if (dtype_bytes(entry.dtype) != 0) return entry;
-  const std::int64_t per_byte = 8 / dtype_bits(entry.dtype);
-  if (dtype_bits(entry.dtype) != 4 || entry.shape.empty() || entry.shape.back() % per_byte != 0 || entry.box)
-    refuse(entry.name, fmt::format("{} {} does not travel as bytes", dtype_name(entry.dtype), to_string(entry.shape)));
-  entry.dtype = Dtype::kU8;
-  entry.shape.back() /= per_byte;
-  return entry;
+/// The corners (lo, hi) of an entry's box.
+Box box_from(nb::handle box, const std::string& name) {
+  if (PySequence_Check(box.ptr()) == 0 || PySequence_Size(box.ptr()) != 2)
+    refuse(name, fmt::format("expected a box (lo, hi), not {}", short_repr(box)));
+  return Box{shape_from(box[0], name), shape_from(box[1], name)};
 }
+
+/// Entries from (name, dtype, shape), perhaps with a box (lo, hi) and a value behind it, each of them None where there is none. Packed FP4
+/// (F4, shape in elements) becomes U8.
+class MetadataReader {
+ public:
+  /// `value`: the tensor of the entry, or none.
+  SenderEntry read(nb::handle item, nb::object& value) {
+    const bool list = PyList_Check(item.ptr()) != 0;
+    const Py_ssize_t size = list ? PyList_Size(item.ptr()) : PyTuple_Check(item.ptr()) != 0 ? PyTuple_Size(item.ptr()) : 0;
+    if (size < 3 || size > 5) {
+      raise(Status(Code::kInvalidArgument,
+                   fmt::format("metadata: expected (name, dtype, shape), perhaps with a box and a value, not {}", short_repr(item))));
+    }
+    const auto at = [&](Py_ssize_t i) { return nb::handle(list ? PyList_GetItem(item.ptr(), i) : PyTuple_GetItem(item.ptr(), i)); };
+    SenderEntry entry;
+    entry.name = name_text(at(0));
+    if (at(1).ptr() != last_dtype_.ptr()) {
+      dtype_ = dtype_from_object(at(1));
+      last_dtype_ = nb::borrow(at(1));
+    }
+    entry.dtype = dtype_;
+    entry.shape = shape_from(at(2), entry.name);
+    if (size > 3 && !at(3).is_none()) entry.box = box_from(at(3), entry.name);
+    if (size > 4 && !at(4).is_none()) value = nb::borrow(at(4));
+    if (dtype_bytes(entry.dtype) != 0) return entry;
+    const std::int64_t per_byte = 8 / dtype_bits(entry.dtype);
+    if (dtype_bits(entry.dtype) != 4 || entry.shape.empty() || entry.shape.back() % per_byte != 0 || entry.box)
+      refuse(entry.name, fmt::format("{} {} does not travel as bytes", dtype_name(entry.dtype), to_string(entry.shape)));
+    entry.dtype = Dtype::kU8;
+    entry.shape.back() /= per_byte;
+    return entry;
+  }
+
+ private:
+  nb::object last_dtype_;  // held, so that its address is nothing else's
+  Dtype dtype_ = Dtype::kU8;
+};
 
 TensorView view_of(const Tensor& tensor) {
   const auto steps = tensor.packed() ? std::span<const std::int64_t>() : tensor.steps();
@@ -94,7 +117,7 @@ wire::OverlapRule overlap_of(const std::string& word) {
 
 class PySender {
  public:
-  explicit PySender(const SenderOptions& options) {
+  PySender(const SenderOptions& options, nb::object part_type) : part_type_(std::move(part_type)) {
     const auto connected = std::make_shared<std::optional<Result<std::unique_ptr<Sender>>>>();
     end_.waits().run([connected, options] { *connected = Sender::connect(options); });
     end_.set(value_or_raise(std::move(**connected)));
@@ -114,17 +137,43 @@ class PySender {
     return nb::tuple(list);
   }
 
-  void open(const std::string& version, nb::handle entries, std::vector<std::string> scopes, std::vector<std::string> senders,
-            const std::string& overlap, bool repair) {
+  /// `metadata`: entries are what MetadataReader reads, else (name, tensor), where a Part stands for a part. Bytes of the tensors.
+  std::int64_t open(const std::string& version, nb::handle entries, bool metadata, std::vector<std::string> scopes,
+                    std::vector<std::string> senders, const std::string& overlap, bool repair) {
     UpdateOptions options;
     const std::optional<WeightVersion> parsed = parse_weight_version(version);
     if (!parsed) raise(Status(Code::kInvalidArgument, fmt::format("version '{}': expected RUN/STEP, such as run-1/17", version)));
     options.version = *parsed;
-    TensorReader reader(TensorReader::Hold::kCall);
-    for (const nb::handle item : entries) {
-      SenderEntry& entry = options.entries.emplace_back(entry_of(item));
-      const nb::object value = item[4];
-      if (!value.is_none() && end_.get().wants_value(entry.name)) entry.value = view_of(reader.read(value, entry.name), entry, "its value");
+    Sender& target = sender();
+    TensorReader values(TensorReader::Hold::kCall);
+    MetadataReader reader;
+    TensorReader look(TensorReader::Hold::kLook);
+    std::int64_t bytes = 0;
+    nb::object iterator = nb::steal(PyObject_GetIter(entries.ptr()));
+    if (!iterator.is_valid()) throw nb::python_error();
+    while (nb::object item = next(iterator)) {
+      nb::object value;
+      SenderEntry entry;
+      if (metadata) {
+        entry = reader.read(item, value);
+      } else {
+        const auto [name, object] = named_item(item);
+        const Piece piece = piece_of(object);
+        const Tensor tensor = look.read(piece.tensor, name);
+        entry.name = name;
+        entry.dtype = tensor.dtype;
+        if (piece.part.is_valid()) {
+          entry.shape = shape_from(piece.part.attr("shape"), name);
+          entry.box = box_from(piece.part.attr("box"), entry.name);
+        } else {
+          entry.shape.assign(tensor.shape().begin(), tensor.shape().end());
+        }
+        value = piece.tensor;
+        bytes += tensor.bytes();
+        look.forget();  // a callable's tensors need not all exist at once
+      }
+      if (value.is_valid() && target.wants_value(entry.name)) entry.value = view_of(values.read(value, entry.name), entry, "its value");
+      options.entries.push_back(std::move(entry));
     }
     options.scopes = std::move(scopes);
     options.senders = std::move(senders);
@@ -134,34 +183,49 @@ class PySender {
     bool interrupted = false;
     Status status;
     end_.run(
-        [&](Sender& sender) {
-          status = sender.open(options);
-          if (interrupted) sender.abort("interrupted");
+        [&](Sender& opened) {
+          status = opened.open(options);
+          if (interrupted) opened.abort("interrupted");
         },
-        [&](Sender& sender) { interrupted = true, sender.abort("interrupted"); });
+        [&](Sender& opened) { interrupted = true, opened.abort("interrupted"); });
     if (status.ok()) entries_.take(std::move(options.entries));
     raise_if_error(status);
+    return bytes;
   }
   std::vector<std::uint32_t> order() { return sender().order(); }
 
-  /// Bytes taken.
-  std::int64_t add(nb::handle tensors) {
-    TensorReader reader(TensorReader::Hold::kCall);
-    std::vector<std::pair<std::string_view, TensorView>> views;
-    std::int64_t bytes = 0;
-    const nb::list items(nb::borrow(tensors));
-    for (const nb::handle item : items) {
-      const auto [name, object] = named_item(item);
-      const Tensor tensor = reader.read(object, name);
-      const SenderEntry* entry = entries_.find(name);
-      views.emplace_back(name, entry != nullptr ? view_of(tensor, *entry, "the tensor") : view_of(tensor));
-      bytes += tensor.bytes();
+  /// Sends what an iterable of (name, tensor) gives, batch by batch: up to `tensors_max` of them, or `bytes_max` bytes, are gathered before
+  /// they are read. `progress`, unless it is None, gets the bytes so far after each. Bytes of all.
+  std::int64_t add(nb::handle tensors, std::size_t tensors_max, std::int64_t bytes_max, nb::handle progress) {
+    nb::object iterator = nb::steal(PyObject_GetIter(tensors.ptr()));
+    if (!iterator.is_valid()) throw nb::python_error();
+    std::int64_t total = 0;
+    bool more = true;
+    while (more) {
+      TensorReader reader(TensorReader::Hold::kCall);
+      std::vector<nb::object> items;  // whose names the views have
+      std::vector<std::pair<std::string_view, TensorView>> views;
+      std::int64_t bytes = 0;
+      while (views.size() < tensors_max && bytes < bytes_max) {
+        nb::object item = next(iterator);
+        more = item.is_valid();
+        if (!more) break;
+        const auto [name, object] = named_item(item);
+        const Tensor tensor = reader.read(piece_of(object).tensor, name);
+        const SenderEntry* entry = entries_.find(name);
+        views.emplace_back(name, entry != nullptr ? view_of(tensor, *entry, "the tensor") : view_of(tensor));
+        bytes += tensor.bytes();
+        items.push_back(std::move(item));
+      }
+      if (views.empty()) break;
+      run([&](Sender& target) {
+        for (const auto& [name, view] : views) HEADRACE_RETURN_IF_ERROR(target.add(name, view));
+        return ok_status();
+      });
+      total += bytes;
+      if (!progress.is_none()) progress(total);
     }
-    run([&](Sender& target) {
-      for (const auto& [name, view] : views) HEADRACE_RETURN_IF_ERROR(target.add(name, view));
-      return ok_status();
-    });
-    return bytes;
+    return total;
   }
   nb::object finish() {
     return report([](Sender& sender) { return sender.finish(); });
@@ -174,6 +238,24 @@ class PySender {
   }
 
  private:
+  /// What stands in the place of a tensor: itself, or a part of one.
+  struct Piece {
+    nb::object tensor;
+    nb::object part{};  // headrace.Part, or none
+  };
+  Piece piece_of(nb::handle object) {
+    if (Py_TYPE(object.ptr()) == bare_type_) return {nb::borrow(object)};
+    if (nb::isinstance(object, part_type_)) return {object.attr("tensor"), nb::borrow(object)};
+    bare_type_ = Py_TYPE(object.ptr());
+    bare_type_held_ = nb::borrow(object.type());
+    return {nb::borrow(object)};
+  }
+  /// The next item, or none.
+  static nb::object next(nb::handle iterator) {
+    nb::object item = nb::steal(PyIter_Next(iterator.ptr()));
+    if (!item.is_valid() && PyErr_Occurred() != nullptr) throw nb::python_error();
+    return item;
+  }
   Sender& sender() { return end_.get(); }
   template <class Work>
   void run(const Work& work) {
@@ -191,6 +273,9 @@ class PySender {
     return report_record(report->value());
   }
 
+  nb::object part_type_;
+  PyTypeObject* bare_type_ = nullptr;  // of the last object that was no part
+  nb::object bare_type_held_;
   OpenEnd<Sender> end_{"sender"};
   OpenEntries entries_;
 };
@@ -210,7 +295,7 @@ void init_sender(nb::module_& module) {
           "__init__",
           [](PySender* self, std::string job, std::string sender, std::vector<std::string> endpoints, std::string data_path,
              std::int64_t bucket_bytes, std::uint32_t staging_buffers, std::uint32_t threads, bool fingerprints,
-             std::int64_t connect_timeout_ms, std::int64_t deadline_ms) {
+             std::int64_t connect_timeout_ms, std::int64_t deadline_ms, nb::object part) {
             SenderOptions options;
             options.job = std::move(job);
             options.sender = std::move(sender);
@@ -222,17 +307,18 @@ void init_sender(nb::module_& module) {
             options.fingerprints = fingerprints;
             options.connect_timeout_ms = connect_timeout_ms;
             options.deadline_ms = deadline_ms;
-            new (self) PySender(options);
+            new (self) PySender(options, std::move(part));
           },
           nb::kw_only(), nb::arg("job"), nb::arg("sender"), nb::arg("endpoints"), nb::arg("data_path"), nb::arg("bucket_bytes"),
-          nb::arg("staging_buffers"), nb::arg("threads"), nb::arg("fingerprints"), nb::arg("connect_timeout_ms"), nb::arg("deadline_ms"))
+          nb::arg("staging_buffers"), nb::arg("threads"), nb::arg("fingerprints"), nb::arg("connect_timeout_ms"), nb::arg("deadline_ms"),
+          nb::arg("part"))
       .def_prop_ro("receivers", &PySender::receivers)
       .def_prop_ro("closed", &PySender::closed)
       .def("wants_value", &PySender::wants_value, nb::arg("name"))
-      .def("open", &PySender::open, nb::arg("version"), nb::arg("entries"), nb::arg("scopes"), nb::arg("senders"), nb::arg("overlap"),
-           nb::arg("repair"))
+      .def("open", &PySender::open, nb::arg("version"), nb::arg("entries"), nb::arg("metadata"), nb::arg("scopes"), nb::arg("senders"),
+           nb::arg("overlap"), nb::arg("repair"))
       .def("order", &PySender::order)
-      .def("add", &PySender::add, nb::arg("tensors"))
+      .def("add", &PySender::add, nb::arg("tensors"), nb::arg("tensors_max"), nb::arg("bytes_max"), nb::arg("progress").none())
       .def("finish", &PySender::finish)
       .def("resolve_in_doubt", &PySender::resolve_in_doubt)
       .def("abort", &PySender::abort, nb::arg("reason"))

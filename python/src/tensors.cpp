@@ -118,48 +118,54 @@ bool Tensor::packed() const noexcept {
   return true;
 }
 
-TensorReader::~TensorReader() {
+void TensorReader::forget() {
   for (const auto& buffer : buffers_) PyBuffer_Release(buffer.get());
   for (dlpack::ManagedVersioned* managed : managed_)
     if (managed->deleter != nullptr) managed->deleter(managed);
   for (dlpack::Managed* managed : managed_unversioned_)
     if (managed->deleter != nullptr) managed->deleter(managed);
+  buffers_.clear();
+  managed_.clear();
+  managed_unversioned_.clear();
+  copies_.clear();
+  objects_.clear();
 }
 
-TensorReader::Exchange TensorReader::exchange_of(nb::handle object) {
+const TensorReader::Exchange& TensorReader::exchange_of(nb::handle object) {
   PyTypeObject* type = Py_TYPE(object.ptr());
-  if (type == last_type_) return last_exchange_;
-  const auto known = exchanges_.find(type);
-  Exchange exchange;
-  if (known != exchanges_.end()) {
-    exchange = known->second;
-  } else {
-    const dlpack::ExchangeApi*& api = exchange.api;
+  if (type == last_type_) return *last_exchange_;
+  const auto [known, fresh] = exchanges_.try_emplace(type);
+  Exchange& exchange = known->second;
+  if (fresh) {
     const nb::object capsule = nb::getattr(object.type(), "__dlpack_c_exchange_api__", nb::none());
     if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api") != 0)
-      api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-    while (api != nullptr && api->version.major != dlpack::kMajor) api = api->previous;
-    exchange.lazy = hold_ != Hold::kLook && nb::hasattr(object.type(), "is_neg") && nb::hasattr(object.type(), "is_conj");
-    exchanges_.emplace(type, exchange);
-    objects_.push_back(nb::borrow(object.type()));
+      exchange.api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    while (exchange.api != nullptr && exchange.api->version.major != dlpack::kMajor) exchange.api = exchange.api->previous;
+    if (hold_ != Hold::kLook) exchange.is_neg = nb::getattr(object.type(), "is_neg", nb::object());
+    exchange.type = nb::borrow(object.type());
   }
   last_type_ = type;
-  last_exchange_ = exchange;
+  last_exchange_ = &exchange;
   return exchange;
 }
 
-bool TensorReader::read_exchange(nb::handle object, std::string_view name, Tensor& tensor) {
-  const auto [api, lazy] = exchange_of(object);
-  if (api == nullptr) return false;
-  // The exchange gives the memory as it is, also where torch negates or conjugates what it reads from there.
-  if (lazy && nb::cast<bool>(object.attr("is_neg")())) refuse(name, "a view that torch negates as it reads: resolve_neg() makes it plain");
-  if (lazy && nb::cast<bool>(object.attr("is_conj")()))
+void TensorReader::check_plain(const Exchange& exchange, nb::handle object, std::string_view name, Dtype dtype) {
+  if (!exchange.is_neg.is_valid()) return;
+  if (nb::cast<bool>(exchange.is_neg(object))) refuse(name, "a view that torch negates as it reads: resolve_neg() makes it plain");
+  if (dtype == Dtype::kC64 && nb::cast<bool>(object.attr("is_conj")()))
     refuse(name, "a view that torch conjugates as it reads: resolve_conj() makes it plain");
+}
+
+bool TensorReader::read_exchange(nb::handle object, std::string_view name, Tensor& tensor) {
+  const Exchange& exchange = exchange_of(object);
+  const dlpack::ExchangeApi* api = exchange.api;
+  if (api == nullptr) return false;
   if (hold_ != Hold::kOwner && api->tensor_from_object != nullptr) {
     dlpack::Tensor borrowed{};
     if (api->tensor_from_object(object.ptr(), &borrowed) == 0) {
       objects_.push_back(nb::borrow(object));
       take(borrowed, true, name, tensor);
+      check_plain(exchange, object, name, tensor.dtype);
       return true;
     }
   } else {
@@ -167,6 +173,7 @@ bool TensorReader::read_exchange(nb::handle object, std::string_view name, Tenso
     if (api->managed_from_object(object.ptr(), &managed) == 0) {
       managed_.push_back(managed);
       take(managed->tensor, (managed->flags & dlpack::kReadOnly) == 0, name, tensor);
+      check_plain(exchange, object, name, tensor.dtype);
       return true;
     }
   }

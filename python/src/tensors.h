@@ -45,7 +45,7 @@ class TensorReader {
   /// their memory outlives them if need be.
   enum class Hold : std::uint8_t { kLook, kCall, kOwner };
   explicit TensorReader(Hold hold) : hold_(hold) {}
-  ~TensorReader();
+  ~TensorReader() { forget(); }
   TensorReader(TensorReader&&) = default;
   TensorReader(const TensorReader&) = delete;
   TensorReader& operator=(const TensorReader&) = delete;
@@ -53,16 +53,21 @@ class TensorReader {
 
   /// Throws headrace.InvalidArgument or headrace.Unsupported that begins with `name`.
   Tensor read(nanobind::handle object, std::string_view name);
+  /// Lets go of all that it holds.
+  void forget();
   /// The bytes of a tensor, packed: where they are, or a copy that lives as long as the reader.
   std::span<const std::byte> packed(const Tensor& tensor, std::string_view name);
 
  private:
   /// How objects of one type are taken.
   struct Exchange {
+    nanobind::object type{};
     const dlpack::ExchangeApi* api = nullptr;
-    bool lazy = false;  // torch's: an operation may stand between the memory and what is read
+    nanobind::object is_neg{};  // torch's: an operation may stand between the memory and what is read
   };
-  Exchange exchange_of(nanobind::handle object);
+  const Exchange& exchange_of(nanobind::handle object);
+  /// The exchange gives memory as it is, also where torch makes something else of it as it reads.
+  static void check_plain(const Exchange& exchange, nanobind::handle object, std::string_view name, Dtype dtype);
   bool read_exchange(nanobind::handle object, std::string_view name, Tensor& tensor);
   bool read_buffer(nanobind::handle object, std::string_view name, Tensor& tensor);
   bool read_array(nanobind::handle object, std::string_view name, Tensor& tensor);
@@ -70,7 +75,7 @@ class TensorReader {
 
   Hold hold_;
   PyTypeObject* last_type_ = nullptr;  // held below while it is here
-  Exchange last_exchange_;
+  const Exchange* last_exchange_ = nullptr;
   std::unordered_map<PyTypeObject*, Exchange> exchanges_;
   std::vector<nanobind::object> objects_;
   std::vector<std::unique_ptr<Py_buffer>> buffers_;

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from . import _core, _open_ends
+from .errors import InvalidArgument
 from .records import ReceiverInfo, Report
 
 _BATCH_TENSORS = 1024
@@ -107,6 +108,8 @@ class SenderUpdate:
     def add(self, tensors: Iterable[tuple[str, Any]], *, batch_tensors: int = _BATCH_TENSORS) -> int:
         """Sends these tensors oneself, instead of leaving it to the source; bytes sent. Their bytes may be reused when it returns. What is
         iterated gives each tensor memory of its own: up to `batch_tensors` or 256 MiB are gathered before they are read."""
+        if batch_tensors < 1:
+            raise InvalidArgument(f"batch_tensors: expected at least 1, not {batch_tensors}")
         self._sent = True
         return self._sender._core.add(tensors, batch_tensors, _BATCH_BYTES, None)
 

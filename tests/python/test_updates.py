@@ -210,6 +210,55 @@ def test_what_is_missing_is_refused_by_both_ways(job, live, receiver):
     assert receiver.status().state == "torn"
 
 
+class Counted(np.ndarray):
+    """An array that knows how many of its kind exist."""
+
+    alive = 0
+    most = 0
+
+    def __new__(cls, data):
+        Counted.alive += 1
+        Counted.most = max(Counted.most, Counted.alive)
+        return data.view(cls)
+
+    def __del__(self):
+        if self.base is not None:
+            Counted.alive -= 1
+
+
+@pytest.mark.parametrize("batch, at_once", [(1, 2), (4, 5), (10_000, 64)])
+def test_of_a_source_that_makes_its_tensors_as_many_exist_as_are_gathered(job, batch, at_once):
+    live = {f"t{i}": np.zeros(8, np.float32) for i in range(64)}
+
+    def make():
+        for i in range(64):
+            yield f"t{i}", Counted(np.full(8, i, np.float32))
+
+    class Announced:
+        metadata = [(name, "F32", (8,)) for name in live]
+
+        def __iter__(self):
+            return iter(())
+
+    with headrace.Receiver(headrace.StorageTable.from_tensors(live), job=job), headrace.Sender.connect(job=job) as sender:
+        Counted.most = 0
+        with sender.update("run/1", Announced()) as update:
+            assert update.add(make(), batch_tensors=batch) == 64 * 32
+        assert Counted.most <= at_once
+        Counted.most = 0
+        update = sender.update("run/2", make)
+        update.__enter__()
+        assert Counted.most <= 2, "for names and shapes one at a time will do"
+        update.finish()
+    assert [tensor[0] for tensor in live.values()] == list(range(64))
+
+
+def test_a_batch_of_no_tensors_is_refused(job, receiver):
+    with headrace.Sender.connect(job=job) as sender, pytest.raises(headrace.InvalidArgument, match="batch_tensors"):
+        with sender.update("run/1", new_tensors()) as update:
+            update.add(new_tensors().items(), batch_tensors=0)
+
+
 def test_a_source_that_raises_midway_tears_and_the_next_update_heals(job, live, receiver):
     def broken():
         for count, item in enumerate(new_tensors().items()):

@@ -12,7 +12,8 @@ Status PeerBook::add(const PeerId& id, const std::string& sender) {
     return Status(Code::kResourceExhausted, fmt::format("{} connections, the limit is {}", peers_.size(), limits::kPeersMax));
   }
   if (!sender.empty() && find_sender(sender) != nullptr) {
-    return Status(Code::kFailedPrecondition, fmt::format("sender {} is connected already", sender));
+    // It may be the same trainer that has just gone, and its going not noticed yet.
+    return Status(Code::kUnavailable, fmt::format("sender {} is connected already: one connection per name", sender));
   }
   peers_.emplace(id, Peer{sender, nullptr, make_data_sink(DataPathKind::kInline, *device_), {}});
   return ok_status();

@@ -44,8 +44,9 @@ Status send_hello(ControlConnection& connection, const SenderEnvironment& enviro
   return connection.send(wire::encode({SessionId{}, Incarnation{}, std::move(hello)}));
 }
 
+/// `taken`: the receiver still has an earlier connection of this sender, which may be about to end.
 Result<ReceiverLink> await_welcome(std::unique_ptr<ControlConnection> connection, const SenderEnvironment& environment,
-                                   const SenderOptions& options) {
+                                   const SenderOptions& options, bool& taken) {
   const std::string endpoint = connection->endpoint();
   const ProgressDeadline deadline(*environment.clock, options.connect_timeout_ms);
   do {
@@ -60,6 +61,7 @@ Result<ReceiverLink> await_welcome(std::unique_ptr<ControlConnection> connection
     if (!message.ok()) return Status(message.status().code(), fmt::format("{}: {}", endpoint, message.status().message()));
     if (const auto* error = std::get_if<wire::ErrorReport>(&message.value().body)) {
       const Status refused = wire::to_status(error->failure);
+      taken = refused.code() == Code::kUnavailable;
       return Status(refused.code(), fmt::format("{} refused HELLO: {}", endpoint, refused.message()));
     }
     auto* welcome = std::get_if<wire::Welcome>(&message.value().body);
@@ -136,10 +138,16 @@ Result<ReceiverLink> greet_receiver(const SenderEnvironment& environment, const 
                                     const std::string& sender) {
   ControlOptions control;
   control.connect_timeout_ms = options.connect_timeout_ms;
-  auto connection = environment.connect(endpoint, control);
-  if (!connection.ok()) return connection.status();
-  HEADRACE_RETURN_IF_ERROR(send_hello(*connection.value(), environment, options, sender));
-  return await_welcome(std::move(connection).value(), environment, options);
+  const ProgressDeadline deadline(*environment.clock, options.connect_timeout_ms);
+  while (true) {
+    auto connection = environment.connect(endpoint, control);
+    if (!connection.ok()) return connection.status();
+    HEADRACE_RETURN_IF_ERROR(send_hello(*connection.value(), environment, options, sender));
+    bool taken = false;
+    auto link = await_welcome(std::move(connection).value(), environment, options, taken);
+    if (!taken || deadline.expired()) return link;
+    ::poll(nullptr, 0, static_cast<int>(std::min(kLookAgainMs, deadline.left_ms() + 1)));
+  }
 }
 
 Result<std::vector<ReceiverLink>> connect_receivers(const SenderEnvironment& environment, const SenderOptions& options) {

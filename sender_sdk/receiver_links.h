@@ -23,7 +23,8 @@ struct ReceiverLink {
   std::string name() const { return welcome.engine + " rank " + std::to_string(welcome.rank); }
 };
 
-/// Connects and exchanges HELLO and WELCOME with one receiver, as `sender` (empty: only to ask).
+/// Connects and exchanges HELLO and WELCOME with one receiver, as `sender` (empty: only to ask). Asks again, within the connect timeout,
+/// while the receiver has not noticed that an earlier connection of that name is gone.
 Result<ReceiverLink> greet_receiver(const SenderEnvironment& environment, const SenderOptions& options, const std::string& endpoint,
                                     const std::string& sender);
 

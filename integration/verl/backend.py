@@ -242,14 +242,14 @@ class HeadraceCheckpointEngine(CheckpointEngine):
                 else:
                     addresses = {"verdict": f"{handle}-verdict.sock", "trainer": f"{handle}.sock"}
                     announcement = replace(Announcement.parse(message), **addresses)
-                    size = len(announcement.dump())
-                    if size > self._bucket_bytes:
+                    announced = bytearray(announcement.dump())
+                    if len(announced) > self._bucket_bytes:
                         raise headrace.InvalidArgument(
-                            f"an announcement of {size} bytes does not fit into a bucket of {self._bucket_bytes}: "
+                            f"an announcement of {len(announced)} bytes does not fit into a bucket of {self._bucket_bytes}: "
                             "raise checkpoint_engine.update_weights_bucket_megabytes"
                         )
                     with PeerSocket(context, zmq.REP, announcement.verdict, self._wait_s, stop) as engine:
-                        yield CONTROL, torch.frombuffer(bytearray(announcement.dump()), dtype=torch.uint8)
+                        yield CONTROL, torch.frombuffer(announced, dtype=torch.uint8)
                         yield FILLER, torch.zeros(self._bucket_bytes, dtype=torch.uint8)
                         verdict = await asyncio.to_thread(engine.receive, "the engine worker's verdict")
                     trainer.send(verdict, "which waits for a verdict")
@@ -284,7 +284,7 @@ class _Announced:
     """A source whose names are known and whose tensors are added as they come."""
 
     def __init__(self, tensors: tuple[Tensor, ...]) -> None:
-        self.metadata = list(tensors)
+        self.metadata = tensors
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(())

@@ -158,7 +158,7 @@ std::vector<StorageLocation> PyHooks::locate_here() {
   try {
     if (!hooks_.contains("locate")) return table_->locate();
     std::vector<StorageLocation> locations;
-    TensorReader reader(TensorReader::Hold::kCall);
+    TensorReader reader(TensorReader::Hold::kLook);
     const nb::dict present = dict_of(hooks_["locate"]());
     for (std::uint32_t i = 0; i < table_->table().size(); ++i) {
       const Storage& storage = table_->table().at(StorageId{i});

@@ -31,6 +31,19 @@ Box box_from(nb::handle box, const std::string& name) {
   return Box{shape_from(box[0], name), shape_from(box[1], name)};
 }
 
+/// Whether it is a tuple of (name, dtype's name, shape), tuples all: nothing of it can change.
+bool is_fixed(nb::handle metadata) {
+  if (PyTuple_CheckExact(metadata.ptr()) == 0) return false;
+  return std::ranges::all_of(nb::borrow<nb::tuple>(metadata), [](nb::handle item) {
+    PyObject* fields = item.ptr();
+    if (PyTuple_CheckExact(fields) == 0 || PyTuple_Size(fields) != 3) return false;
+    PyObject* shape = PyTuple_GetItem(fields, 2);
+    return PyUnicode_CheckExact(PyTuple_GetItem(fields, 0)) != 0 && PyUnicode_CheckExact(PyTuple_GetItem(fields, 1)) != 0 &&
+           PyTuple_CheckExact(shape) != 0 &&
+           std::ranges::all_of(nb::borrow<nb::tuple>(shape), [](nb::handle dim) { return PyLong_CheckExact(dim.ptr()) != 0; });
+  });
+}
+
 /// Entries from (name, dtype, shape), perhaps with a box (lo, hi) and a value behind it, each of them None where there is none. Packed FP4
 /// (F4, shape in elements) becomes U8.
 class MetadataReader {
@@ -85,8 +98,9 @@ TensorView view_of(const Tensor& tensor, const SenderEntry& entry, const char* w
 /// What an update was opened with, by name. Tensors mostly come in the order of their entries.
 class OpenEntries {
  public:
-  void take(std::vector<SenderEntry> entries) {
-    entries_ = std::move(entries);
+  /// `entries` stay until the next call.
+  void watch(std::span<const SenderEntry> entries) {
+    entries_ = entries;
     by_name_.clear();
     next_ = 0;
   }
@@ -102,7 +116,7 @@ class OpenEntries {
   }
 
  private:
-  std::vector<SenderEntry> entries_;
+  std::span<const SenderEntry> entries_;
   std::unordered_map<std::string_view, const SenderEntry*> by_name_;
   std::size_t next_ = 0;
 };
@@ -140,65 +154,50 @@ class PySender {
   /// `metadata`: entries are what MetadataReader reads, else (name, tensor), where a Part stands for a part. Bytes of the tensors.
   std::int64_t open(const std::string& version, nb::handle entries, bool metadata, std::vector<std::string> scopes,
                     std::vector<std::string> senders, const std::string& overlap, bool repair) {
-    UpdateOptions options;
     const std::optional<WeightVersion> parsed = parse_weight_version(version);
     if (!parsed) raise(Status(Code::kInvalidArgument, fmt::format("version '{}': expected RUN/STEP, such as run-1/17", version)));
-    options.version = *parsed;
-    Sender& target = sender();
+    const wire::OverlapRule rule = overlap_of(overlap);
+    // Whatever is asked for below may run Python, and with it other calls of this sender.
+    (void)sender();
+    // The same tuple says the same as last time, and is not read again.
     TensorReader values(TensorReader::Hold::kCall);
-    MetadataReader reader;
-    TensorReader look(TensorReader::Hold::kLook);
+    const bool known = metadata && entries.is(announced_);
+    std::vector<SenderEntry> read;
     std::int64_t bytes = 0;
-    nb::object iterator = nb::steal(PyObject_GetIter(entries.ptr()));
-    if (!iterator.is_valid()) throw nb::python_error();
-    while (nb::object item = next(iterator)) {
-      nb::object value;
-      SenderEntry entry;
-      if (metadata) {
-        entry = reader.read(item, value);
-      } else {
-        const auto [name, object] = named_item(item);
-        const Piece piece = piece_of(object);
-        const Tensor tensor = look.read(piece.tensor, name);
-        entry.name = name;
-        entry.dtype = tensor.dtype;
-        if (piece.part.is_valid()) {
-          entry.shape = shape_from(piece.part.attr("shape"), name);
-          entry.box = box_from(piece.part.attr("box"), entry.name);
-        } else {
-          entry.shape.assign(tensor.shape().begin(), tensor.shape().end());
-        }
-        value = piece.tensor;
-        bytes += tensor.bytes();
-        look.forget();  // a callable's tensors need not all exist at once
-      }
-      if (value.is_valid() && target.wants_value(entry.name)) entry.value = view_of(values.read(value, entry.name), entry, "its value");
-      options.entries.push_back(std::move(entry));
+    if (!known) bytes = metadata ? read_metadata(entries, values, read) : read_tensors(entries, values, read);
+    refuse_while_opening();
+    if (!known) {
+      options_.entries = std::move(read);
+      bytes_ = bytes;
+      announced_ = metadata && is_fixed(entries) ? nb::borrow(entries) : nb::object();
     }
-    options.scopes = std::move(scopes);
-    options.senders = std::move(senders);
-    options.overlap = overlap_of(overlap);
-    options.repair = repair;
+    entries_.watch(options_.entries);
+    options_.version = *parsed;
+    options_.scopes = std::move(scopes);
+    options_.senders = std::move(senders);
+    options_.overlap = rule;
+    options_.repair = repair;
     // Not yet open, there is nothing to abort: an interrupted call is given up once it has returned.
     bool interrupted = false;
     Status status;
+    opening_ = true;
+    const auto opened_or_not = std::unique_ptr<bool, void (*)(bool*)>(&opening_, [](bool* opening) { *opening = false; });
     end_.run(
         [&](Sender& opened) {
-          status = opened.open(options);
+          status = opened.open(options_);
           if (interrupted) opened.abort("interrupted");
         },
         [&](Sender& opened) { interrupted = true, opened.abort("interrupted"); });
-    if (status.ok()) entries_.take(std::move(options.entries));
+    for (SenderEntry& entry : options_.entries) entry.value.reset();
     raise_if_error(status);
-    return bytes;
+    return bytes_;
   }
   std::vector<std::uint32_t> order() { return sender().order(); }
 
   /// Sends what an iterable of (name, tensor) gives, batch by batch: up to `tensors_max` of them, or `bytes_max` bytes, are gathered before
   /// they are read. `progress`, unless it is None, gets the bytes so far after each. Bytes of all.
   std::int64_t add(nb::handle tensors, std::size_t tensors_max, std::int64_t bytes_max, nb::handle progress) {
-    nb::object iterator = nb::steal(PyObject_GetIter(tensors.ptr()));
-    if (!iterator.is_valid()) throw nb::python_error();
+    const nb::object iterator = iterator_of(tensors);
     std::int64_t total = 0;
     bool more = true;
     while (more) {
@@ -257,6 +256,50 @@ class PySender {
     return item;
   }
   Sender& sender() { return end_.get(); }
+  /// open() reads options_ without the GIL.
+  void refuse_while_opening() const {
+    if (opening_) raise(Status(Code::kFailedPrecondition, "open: another thread is opening an update of this sender"));
+  }
+  /// The entries that metadata has; values are held by `values`. Bytes of the tensors: 0, they are not here.
+  std::int64_t read_metadata(nb::handle metadata, TensorReader& values, std::vector<SenderEntry>& entries) {
+    MetadataReader reader;
+    const nb::object iterator = iterator_of(metadata);
+    while (const nb::object item = next(iterator)) {
+      nb::object value;
+      SenderEntry& entry = entries.emplace_back(reader.read(item, value));
+      if (value.is_valid() && wants_value(entry.name)) entry.value = view_of(values.read(value, entry.name), entry, "its value");
+    }
+    return 0;
+  }
+  /// The entries of (name, tensor), where a Part stands for a part.
+  std::int64_t read_tensors(nb::handle tensors, TensorReader& values, std::vector<SenderEntry>& entries) {
+    TensorReader look(TensorReader::Hold::kLook);
+    std::int64_t bytes = 0;
+    const nb::object iterator = iterator_of(tensors);
+    while (const nb::object item = next(iterator)) {
+      const auto [name, object] = named_item(item);
+      const Piece piece = piece_of(object);
+      const Tensor tensor = look.read(piece.tensor, name);
+      SenderEntry& entry = entries.emplace_back();
+      entry.name = name;
+      entry.dtype = tensor.dtype;
+      if (piece.part.is_valid()) {
+        entry.shape = shape_from(piece.part.attr("shape"), name);
+        entry.box = box_from(piece.part.attr("box"), entry.name);
+      } else {
+        entry.shape.assign(tensor.shape().begin(), tensor.shape().end());
+      }
+      if (wants_value(entry.name)) entry.value = view_of(values.read(piece.tensor, entry.name), entry, "its value");
+      bytes += tensor.bytes();
+      look.forget();  // a callable's tensors need not all exist at once
+    }
+    return bytes;
+  }
+  static nb::object iterator_of(nb::handle items) {
+    nb::object iterator = nb::steal(PyObject_GetIter(items.ptr()));
+    if (!iterator.is_valid()) throw nb::python_error();
+    return iterator;
+  }
   template <class Work>
   void run(const Work& work) {
     Status status;
@@ -277,6 +320,10 @@ class PySender {
   PyTypeObject* bare_type_ = nullptr;  // of the last object that was no part
   nb::object bare_type_held_;
   OpenEnd<Sender> end_{"sender"};
+  UpdateOptions options_;  // of the last update; its entries are those of the next one while `announced_` stays
+  bool opening_ = false;
+  std::int64_t bytes_ = 0;
+  nb::object announced_;
   OpenEntries entries_;
 };
 

@@ -98,7 +98,7 @@ nb::tuple PyTable::storages() const {
 
 std::vector<StorageLocation> PyTable::locate() const {
   std::vector<StorageLocation> locations;
-  TensorReader reader(TensorReader::Hold::kCall);
+  TensorReader reader(TensorReader::Hold::kLook);
   if (module_.is_valid()) {
     // A parameter may have been replaced as a whole.
     const nb::dict present = tensors_of_module(module_);

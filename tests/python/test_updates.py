@@ -253,6 +253,47 @@ def test_of_a_source_that_makes_its_tensors_as_many_exist_as_are_gathered(job, b
     assert [tensor[0] for tensor in live.values()] == list(range(64))
 
 
+def test_the_same_tuple_of_metadata_stays_known_and_another_one_does_not(job, live, receiver):
+    class Announced:
+        def __init__(self, metadata):
+            self.metadata = metadata
+
+        def __iter__(self):
+            return iter(new_tensors(self.step).items())
+
+    given = new_tensors()
+    fixed = tuple((name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in given.items())
+    changing = [list(meta) for meta in fixed]
+    with headrace.Sender.connect(job=job) as sender:
+        for step, source in enumerate([Announced(fixed), Announced(fixed), Announced(tuple(changing)), Announced(fixed)], 1):
+            source.step = step
+            report = sender.send(f"run/{step}", source)
+            assert content(live) == content(new_tensors(step)), step
+            assert [receipt.tensors for receipt in report.receipts] == [5]
+        changing[0][2] = (8, 4)
+        with pytest.raises(headrace.InvalidArgument, match=r"a: shape \[8,4\]"):
+            sender.send("run/5", Announced(tuple(changing)))
+        source.step = 6
+        sender.send("run/6", source)
+    assert content(live) == content(new_tensors(6))
+
+
+def test_a_source_whose_metadata_opens_another_update_of_its_sender_leaves_that_one_as_it_is(job, live, receiver):
+    class Nested:
+        def metadata(self):
+            for name, tensor in new_tensors().items():
+                yield name, str(tensor.dtype), tensor.shape
+                if name == "b":
+                    sender.send("run/1", new_tensors(2))
+
+        def __iter__(self):
+            return iter(new_tensors(3).items())
+
+    with headrace.Sender.connect(job=job) as sender:
+        sender.send("run/2", Nested())
+    assert content(live) == content(new_tensors(3))
+
+
 def test_a_batch_of_no_tensors_is_refused(job, receiver):
     with headrace.Sender.connect(job=job) as sender, pytest.raises(headrace.InvalidArgument, match="batch_tensors"):
         with sender.update("run/1", new_tensors()) as update:

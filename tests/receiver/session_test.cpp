@@ -31,6 +31,25 @@ TEST_F(Session, WritesEveryByteInPlaceAndPublishesTheVersion) {
   EXPECT_FALSE(guard().open()) << "the other rank has not committed";
 }
 
+TEST_F(Session, RefusesASecondConnectionOfASendersNameUntilTheFirstIsGone) {
+  start();
+  wire::Hello again;
+  again.protocol_min = again.protocol_max = limits::kProtocolVersion;
+  again.job = "job";
+  again.sender = "lead";
+  again.data_paths = {"inline"};
+  WireSender second = connect("lead");
+  {
+    WireSender first = connect("lead");
+    first.hello();
+    second.send(again);
+    const auto refusal = second.expect<wire::ErrorReport>();
+    EXPECT_EQ(static_cast<Code>(refusal.failure.code), Code::kUnavailable) << "asking again may help";
+    EXPECT_NE(refusal.failure.message.find("lead is connected already"), std::string::npos) << refusal.failure.message;
+  }
+  second.hello();
+}
+
 TEST_F(Session, KeepsTheServedVersionWhileAnUpdateIsOnlyOpen) {
   start();
   WireSender sender = connect("lead");

@@ -290,6 +290,34 @@ TEST_F(SenderFailureTest, RefusesReceiversOfAnotherJobAndSaysSo) {
   EXPECT_TRUE(contains(sender.status(), "'other'")) << sender.status().message();
 }
 
+TEST_F(SenderFailureTest, ComesAgainWhileItsEarlierConnectionIsNotGoneYet) {
+  int refused = 0;
+  start_receiver({}, [&](FakeReceiver& fake, const PeerId& peer, const wire::Message& message) {
+    if (!std::holds_alternative<wire::Hello>(message.body) || refused == 2) return false;
+    ++refused;
+    fake.send_in({}, peer, wire::ErrorReport{fake.failure(Code::kUnavailable, "sender trainer-0 is connected already"), 0});
+    return true;
+  });
+  auto sender = connect();
+  ASSERT_NE(sender, nullptr);
+  EXPECT_EQ(refused, 2);
+  EXPECT_TRUE(run_update(*sender, {make_tensor("w", {100}, 1)}).ok());
+}
+
+TEST_F(SenderFailureTest, IsRefusedWhileItsNameStaysTaken) {
+  start_receiver({}, [&](FakeReceiver& fake, const PeerId& peer, const wire::Message& message) {
+    if (!std::holds_alternative<wire::Hello>(message.body)) return false;
+    fake.send_in({}, peer, wire::ErrorReport{fake.failure(Code::kUnavailable, "sender trainer-0 is connected already"), 0});
+    return true;
+  });
+  SenderOptions with = options();
+  with.connect_timeout_ms = 120;
+  const auto sender = SenderImpl::connect(with, environment());
+  ASSERT_FALSE(sender.ok());
+  EXPECT_EQ(sender.status().code(), Code::kUnavailable);
+  EXPECT_NE(sender.status().message().find("connected already"), std::string::npos) << sender.status().message();
+}
+
 TEST_F(SenderFailureTest, ReturnsWhatAReceiverSaysAgainstHello) {
   start_receiver({}, [](FakeReceiver& fake, const PeerId& peer, const wire::Message&) {
     fake.send_in({}, peer, wire::ErrorReport{fake.failure(Code::kResourceExhausted, "too many connections"), 0});

@@ -130,8 +130,9 @@ Status Receiver::Impl::restore() {
 
 void Receiver::Impl::send(const PeerId& peer, SessionId session, wire::Body body) {
   const Status status = parts_.listener->send(peer, wire::encode({session, incarnation_, std::move(body)}));
+  // That a peer is gone the listener says itself, behind what the peer had still said: an ABORT tells more than a lost connection.
+  if (status.ok() || status.code() == Code::kUnavailable) return;
   // A peer whose queue is full does not read: for a session that is as good as lost.
-  if (status.ok()) return;
   loop_->post([this, peer, status] {
     if (peers_->find(peer) == nullptr) return;
     peers_->remove(peer);

@@ -26,6 +26,8 @@ class PlainCalls {
   std::shared_ptr<const SyncPlan> whole() const;
   std::vector<wire::ManifestEntry> entries() const;
   void keep_whole(std::shared_ptr<const SyncPlan> plan);
+  /// The engine is updated by senders.
+  void forget() { *this = PlainCalls(); }
 
  private:
   std::vector<std::shared_ptr<const SyncPlan>> calls_;

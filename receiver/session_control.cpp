@@ -473,6 +473,7 @@ void SessionControl::commit(UpdateSession& session) {
   last_session_ = session.id;
   last_plan_ = session.plan;
   last_asked_ = session.asked;
+  if (!session.plain()) plain_calls_.forget();
   if (session.values) captured_.commit(session.values->constants());
   written_.commit(*session.plan);
   apply(SessionEvent::kCommit);

@@ -57,6 +57,9 @@ class Live:
     def close(self) -> None:
         self.receiver.close()
 
+    def discards(self) -> bool:
+        return False
+
     def ways(self) -> dict[str, int]:
         return {"direct": len(self._live)}
 

@@ -48,7 +48,7 @@ std::int64_t place_tensors(const ModelLayout& layout, const PyTable& table, nb::
   std::vector<const std::byte*> bytes;
   const nb::list items(given_iterable(named, "tensors", "pairs of name and tensor"));
   for (const nb::handle item : items) {
-    const auto [name, object] = named_item(item);
+    const auto [name, text, object] = named_item(item);
     const Tensor tensor = reader.read(object, name);
     bytes.push_back(reader.packed(tensor, name).data());
     const Shape shape(tensor.shape().begin(), tensor.shape().end());

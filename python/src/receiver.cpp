@@ -275,24 +275,24 @@ void PyReceiver::load(nb::handle tensors) {
   bool more = true;
   while (more) {
     TensorReader reader(TensorReader::Hold::kCall);
-    std::vector<nb::object> items;
+    std::vector<nb::object> names;  // whose text the views have
     std::vector<Tensor> read;
     std::vector<NamedView> views;
     std::int64_t bytes = 0;
-    while (groups_.any_open() || (items.size() < kBatchTensorsMax && bytes < kBatchBytesMax)) {
+    while (groups_.any_open() || (views.size() < kBatchTensorsMax && bytes < kBatchBytesMax)) {
       nb::object item = nb::steal(PyIter_Next(iterator.ptr()));
       if (!item.is_valid()) {
         if (PyErr_Occurred() != nullptr) throw nb::python_error();
         more = false;
         break;
       }
-      const auto [name, object] = named_item(item);
+      const auto [name, text, object] = named_item(item);
       read.push_back(reader.read(object, name));
       const auto packed = reader.packed(read.back(), name);
       views.push_back({name, read.back().dtype, {}, packed});
       if (!groups_.none()) groups_.take(name);
       bytes += static_cast<std::int64_t>(packed.size());
-      items.push_back(std::move(item));
+      names.push_back(text);
     }
     for (std::size_t i = 0; i < views.size(); ++i) views[i].shape = read[i].shape();
     load_batch(views, !more);

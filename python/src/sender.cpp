@@ -56,7 +56,8 @@ class MetadataReader {
       raise(Status(Code::kInvalidArgument,
                    fmt::format("metadata: expected (name, dtype, shape), perhaps with a box and a value, not {}", short_repr(item))));
     }
-    const auto at = [&](Py_ssize_t i) { return nb::handle(list ? PyList_GetItem(item.ptr(), i) : PyTuple_GetItem(item.ptr(), i)); };
+    // Held: what a list has may be another object by the time that this one has been asked.
+    const auto at = [&](Py_ssize_t i) { return nb::borrow(list ? PyList_GetItem(item.ptr(), i) : PyTuple_GetItem(item.ptr(), i)); };
     SenderEntry entry;
     entry.name = name_text(at(0));
     if (at(1).ptr() != last_dtype_.ptr()) {
@@ -160,23 +161,19 @@ class PySender {
     // Whatever is asked for below may run Python, and with it other calls of this sender.
     (void)sender();
     // The same tuple says the same as last time, and is not read again.
-    TensorReader values(TensorReader::Hold::kCall);
     const bool known = metadata && entries.is(announced_);
-    std::vector<SenderEntry> read;
+    TensorReader values(TensorReader::Hold::kCall);
+    UpdateOptions fresh;
     std::int64_t bytes = 0;
-    if (!known) bytes = metadata ? read_metadata(entries, values, read) : read_tensors(entries, values, read);
-    refuse_while_opening();
-    if (!known) {
-      options_.entries = std::move(read);
-      bytes_ = bytes;
-      announced_ = metadata && is_fixed(entries) ? nb::borrow(entries) : nb::object();
-    }
-    entries_.watch(options_.entries);
-    options_.version = *parsed;
-    options_.scopes = std::move(scopes);
-    options_.senders = std::move(senders);
-    options_.overlap = rule;
-    options_.repair = repair;
+    if (!known) bytes = metadata ? read_metadata(entries, values, fresh.entries) : read_tensors(entries, values, fresh.entries);
+    // From here on options_ is read, and changed where it is known, without the GIL.
+    if (opening_) raise(Status(Code::kFailedPrecondition, "open: another thread is opening an update of this sender"));
+    UpdateOptions& options = known ? options_ : fresh;
+    options.version = *parsed;
+    options.scopes = std::move(scopes);
+    options.senders = std::move(senders);
+    options.overlap = rule;
+    options.repair = repair;
     // Not yet open, there is nothing to abort: an interrupted call is given up once it has returned.
     bool interrupted = false;
     Status status;
@@ -184,12 +181,19 @@ class PySender {
     const auto opened_or_not = std::unique_ptr<bool, void (*)(bool*)>(&opening_, [](bool* opening) { *opening = false; });
     end_.run(
         [&](Sender& opened) {
-          status = opened.open(options_);
+          status = opened.open(options);
           if (interrupted) opened.abort("interrupted");
         },
         [&](Sender& opened) { interrupted = true, opened.abort("interrupted"); });
-    for (SenderEntry& entry : options_.entries) entry.value.reset();
+    // One that was refused changes nothing: another update may be open.
     raise_if_error(status);
+    if (!known) {
+      for (SenderEntry& entry : fresh.entries) entry.value.reset();
+      options_ = std::move(fresh);
+      bytes_ = bytes;
+      announced_ = metadata && is_fixed(entries) ? nb::borrow(entries) : nb::object();
+    }
+    entries_.watch(options_.entries);
     return bytes_;
   }
   std::vector<std::uint32_t> order() { return sender().order(); }
@@ -197,24 +201,24 @@ class PySender {
   /// Sends what an iterable of (name, tensor) gives, batch by batch: up to `tensors_max` of them, or `bytes_max` bytes, are gathered before
   /// they are read. `progress`, unless it is None, gets the bytes so far after each. Bytes of all.
   std::int64_t add(nb::handle tensors, std::size_t tensors_max, std::int64_t bytes_max, nb::handle progress) {
-    const nb::object iterator = iterator_of(tensors);
+    const nb::object iterator = given_iterable(tensors, "tensors", "pairs of name and tensor");
     std::int64_t total = 0;
     bool more = true;
     while (more) {
       TensorReader reader(TensorReader::Hold::kCall);
-      std::vector<nb::object> items;  // whose names the views have
+      std::vector<nb::object> names;  // whose text the views have
       std::vector<std::pair<std::string_view, TensorView>> views;
       std::int64_t bytes = 0;
       while (views.size() < tensors_max && bytes < bytes_max) {
         nb::object item = next(iterator);
         more = item.is_valid();
         if (!more) break;
-        const auto [name, object] = named_item(item);
+        const auto [name, text, object] = named_item(item);
         const Tensor tensor = reader.read(piece_of(object).tensor, name);
         const SenderEntry* entry = entries_.find(name);
         views.emplace_back(name, entry != nullptr ? view_of(tensor, *entry, "the tensor") : view_of(tensor));
         bytes += tensor.bytes();
-        items.push_back(std::move(item));
+        names.push_back(text);
       }
       if (views.empty()) break;
       run([&](Sender& target) {
@@ -256,14 +260,10 @@ class PySender {
     return item;
   }
   Sender& sender() { return end_.get(); }
-  /// open() reads options_ without the GIL.
-  void refuse_while_opening() const {
-    if (opening_) raise(Status(Code::kFailedPrecondition, "open: another thread is opening an update of this sender"));
-  }
   /// The entries that metadata has; values are held by `values`. Bytes of the tensors: 0, they are not here.
   std::int64_t read_metadata(nb::handle metadata, TensorReader& values, std::vector<SenderEntry>& entries) {
     MetadataReader reader;
-    const nb::object iterator = iterator_of(metadata);
+    const nb::object iterator = given_iterable(metadata, "metadata", "(name, dtype, shape) of each tensor");
     while (const nb::object item = next(iterator)) {
       nb::object value;
       SenderEntry& entry = entries.emplace_back(reader.read(item, value));
@@ -275,9 +275,9 @@ class PySender {
   std::int64_t read_tensors(nb::handle tensors, TensorReader& values, std::vector<SenderEntry>& entries) {
     TensorReader look(TensorReader::Hold::kLook);
     std::int64_t bytes = 0;
-    const nb::object iterator = iterator_of(tensors);
+    const nb::object iterator = given_iterable(tensors, "tensors", "pairs of name and tensor");
     while (const nb::object item = next(iterator)) {
-      const auto [name, object] = named_item(item);
+      const auto [name, text, object] = named_item(item);
       const Piece piece = piece_of(object);
       const Tensor tensor = look.read(piece.tensor, name);
       SenderEntry& entry = entries.emplace_back();
@@ -294,11 +294,6 @@ class PySender {
       look.forget();  // a callable's tensors need not all exist at once
     }
     return bytes;
-  }
-  static nb::object iterator_of(nb::handle items) {
-    nb::object iterator = nb::steal(PyObject_GetIter(items.ptr()));
-    if (!iterator.is_valid()) throw nb::python_error();
-    return iterator;
   }
   template <class Work>
   void run(const Work& work) {

@@ -332,7 +332,7 @@ NamedItem named_item(nb::handle item) {
     PyErr_Clear();
     raise(Status(Code::kInvalidArgument, fmt::format("expected (name, tensor), not {}", short_repr(item))));
   }
-  return {{text, static_cast<std::size_t>(size)}, tensor};
+  return {{text, static_cast<std::size_t>(size)}, nb::borrow(name), nb::borrow(tensor)};
 }
 
 }  // namespace headrace::python

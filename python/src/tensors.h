@@ -87,10 +87,11 @@ class TensorReader {
 /// Integers of a shape or of a box's corner; throws headrace.InvalidArgument that begins with `name` for what is none.
 Shape shape_from(nanobind::handle object, std::string_view name);
 
-/// (name, tensor) of one item of an iterable. The text lives as long as the item.
+/// (name, tensor) of one item of an iterable. The text lives as long as its object: what gave the item may put another one there.
 struct NamedItem {
   std::string_view name;
-  nanobind::handle tensor;
+  nanobind::object text;
+  nanobind::object tensor;
 };
 NamedItem named_item(nanobind::handle item);
 

@@ -294,6 +294,38 @@ def test_a_source_whose_metadata_opens_another_update_of_its_sender_leaves_that_
     assert content(live) == content(new_tensors(3))
 
 
+def test_a_source_that_hands_out_one_list_again_and_again_is_read_as_it_was(job, live, receiver):
+    def reusing(tensors):
+        pair = [None, None]
+        for name, tensor in tensors.items():
+            pair[0], pair[1] = "".join(reversed(name[::-1])), tensor
+            yield pair
+
+    with receiver.update("run/1") as update:
+        update.load(reusing(new_tensors()))
+    assert content(live) == content(new_tensors())
+    with headrace.Sender.connect(job=job) as sender:
+        with sender.update("run/2", new_tensors(2)) as update:
+            update.add(reusing(new_tensors(2)))
+        assert content(live) == content(new_tensors(2))
+        sender.send("run/3", lambda: reusing(new_tensors(3)))
+    assert content(live) == content(new_tensors(3))
+
+
+@pytest.mark.parametrize("other", [{"w": np.zeros(4, np.float32)}, {"x": np.zeros(4, np.float32)}], ids=["same name", "other name"])
+def test_an_update_that_is_refused_leaves_the_open_one_with_its_own_tensors(job, other):
+    live = {"w": np.zeros(65_536, np.float32)}
+    given = np.arange(65_536, dtype=np.float32)
+    with headrace.Receiver(headrace.StorageTable.from_tensors(live), job=job), headrace.Sender.connect(job=job) as sender:
+        with sender.update("run/1", {"w": given}) as update:
+            with pytest.raises(headrace.FailedPrecondition, match="an update is open"):
+                sender.update("run/2", other).__enter__()
+            with pytest.raises(headrace.InvalidArgument, match="w: the tensor is F32 of shape"):
+                update.add([("w", np.zeros(4, np.float32))])
+            update.add([("w", given)])
+    assert (live["w"] == given).all()
+
+
 def test_a_batch_of_no_tensors_is_refused(job, receiver):
     with headrace.Sender.connect(job=job) as sender, pytest.raises(headrace.InvalidArgument, match="batch_tensors"):
         with sender.update("run/1", new_tensors()) as update:

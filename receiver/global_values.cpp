@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <set>
 #include <string_view>
 
 #include "core/wire/limits.h"
@@ -118,11 +119,12 @@ std::vector<AskedValue> GlobalValues::asked(std::span<const SenderPart> parts, s
     }
   }
   // A tensor that comes under one of its names only is compared with nothing.
-  std::map<std::string_view, std::size_t> tied;
+  std::map<std::string_view, std::set<std::uint32_t>> tied;  // a name has one rule, however many entries it comes as
   for (const AskedValue& each : asked) {
-    if (rules_[each.at.rule].experts == 0) ++tied[rules_[each.at.rule].prefix];
+    if (rules_[each.at.rule].experts == 0) tied[rules_[each.at.rule].prefix].insert(each.at.rule);
   }
-  std::erase_if(asked, [&](const AskedValue& each) { return rules_[each.at.rule].experts == 0 && tied[rules_[each.at.rule].prefix] == 1; });
+  std::erase_if(asked,
+                [&](const AskedValue& each) { return rules_[each.at.rule].experts == 0 && tied[rules_[each.at.rule].prefix].size() == 1; });
   return asked;
 }
 
@@ -171,11 +173,6 @@ bool ValueTable::set(Match at, const FingerprintSum& sum) {
   if (sums_[at.rule]) return false;
   sums_[at.rule] = sum;
   return true;
-}
-
-std::optional<FingerprintSum> ValueTable::told(std::string_view name) const {
-  const std::optional<Match> at = declared_->names().find(name);
-  return at && is_tied(at->rule) ? sums_[at->rule] : std::nullopt;
 }
 
 std::vector<Match> ValueTable::present() const {
@@ -315,7 +312,11 @@ void take_values(std::span<const SenderPart> parts, std::span<const std::span<co
     const auto found = std::lower_bound(given.begin(), given.end(), each.entry,
                                         [](const wire::EntryValue& value, std::uint32_t at) { return value.entry < at; });
     if (found == given.end() || found->entry != each.entry) {
-      refuse(part, entry.name, fmt::format("{}: WELCOME asks for its value, MANIFEST of sender {} has none", entry.name, part.sender));
+      refuse(part, entry.name,
+             table.is_tied(each.at.rule) && entry.box != Box::whole(entry.shape)
+                 ? fmt::format("{}: sender {} has a part of it, and it comes under another name too: these are compared as a whole",
+                               entry.name, part.sender)
+                 : fmt::format("{}: WELCOME asks for its value, MANIFEST of sender {} has none", entry.name, part.sender));
       continue;
     }
     if (!wrong_value(part, *found).empty()) continue;

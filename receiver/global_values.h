@@ -48,7 +48,7 @@ class GlobalValues {
   std::span<const Pair> pairs() const noexcept { return pairs_; }
   std::span<const Constant> constants() const noexcept { return constants_; }
   std::string name_of(wire::ValueNames::Match at) const;
-  /// The entries of these parts whose values are asked for in an update of `scopes`.
+  /// The entries of these parts whose values are asked for in an update of `scopes`, by sender and entry.
   std::vector<AskedValue> asked(std::span<const SenderPart> parts, std::span<const std::string> scopes) const;
   /// What an engine says of its constants, in the order of constants(). kInvalidArgument names one that the layout has not.
   Result<std::vector<std::optional<double>>> by_constant(const std::map<std::string, double>& said) const;
@@ -93,8 +93,6 @@ class ValueTable {
   bool set(wire::ValueNames::Match at, const FingerprintSum& sum);
   void unset(wire::ValueNames::Match at) { is_tied(at.rule) ? sums_[at.rule].reset() : values_[at.rule][at.expert].reset(); }
   bool is_tied(std::uint32_t rule) const { return declared_->rules()[rule].experts == 0; }
-  /// What was told of a tied name's fingerprint.
-  std::optional<FingerprintSum> told(std::string_view name) const;
   /// Adds a defect for each pair of `touched` places that is unequal, and for each launch constant that they change. `whole`: no more
   /// values come, so that a constant of which some are missing is one too; before that it counts from the moment on that it is too great.
   void check(std::span<const wire::ValueNames::Match> touched, const CapturedConstants& captured, bool whole, wire::Reject& refusal) const;

@@ -132,10 +132,10 @@ class Receiver {
 
   UpdateMark mark() const;
   /// Returns when `version` is committed here, with its receipt: at once where it is held already, otherwise when the `committed` hook has
-  /// returned. The first session of that version that ended since the mark decides, also where others followed; only the last 16 ends are
-  /// remembered. kFailedPrecondition: that session failed, was refused, or is in doubt, with the state and all that the failure says;
-  /// kDeadlineExceeded: no sign of progress; kCancelled: `stop` was asked for, or end_waits() called. Deadlines are looked at ten times a
-  /// second. Not in a hook.
+  /// returned. The first session of that version that ended since the mark decides, also where others followed; only the last 16 are
+  /// remembered, and the last OPEN that was refused. kFailedPrecondition: that session failed, was refused, or is in doubt, with the state
+  /// and all that the failure says; kDeadlineExceeded: no sign of progress, which counts until it is committed and not while the hook runs;
+  /// kCancelled: `stop` was asked for, or end_waits() called. Deadlines are looked at ten times a second. Not in a hook.
   Result<wire::Receipt> wait_for(const WeightVersion& version, const WaitOptions& options = {}, const std::stop_token& stop = {}) const;
   /// Ends all waits, also those that begin later, with kCancelled and this reason. Before a receiver goes that others may be waiting for.
   void end_waits(const std::string& reason);

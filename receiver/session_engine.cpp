@@ -134,6 +134,8 @@ Status SessionControl::failed_update(const WeightVersion& version, const Status&
 
 Status SessionControl::overdue(const UpdateWaits::Wait& wait) const {
   constexpr std::int64_t kNsPerMs = 1'000'000;
+  // It is decided: what is left is the engine's own hook.
+  if (committing_ && last_receipt_->version == wait.version) return ok_status();
   const bool begun = session_ != nullptr && session_->version == wait.version;
   const std::int64_t sign = begun ? std::max(wait.since_ns, session_->deadline.touched_ns()) : wait.since_ns;
   if ((env_.clock->now_ns() - sign) / kNsPerMs < wait.deadline_ms) return ok_status();

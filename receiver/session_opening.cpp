@@ -94,7 +94,7 @@ void SessionControl::on_open(const PeerId& peer, const std::string& sender, Sess
     env_.send(peer, id, wire::ErrorReport{failure, static_cast<std::uint32_t>(state_)});
     // Whoever waits for that version waits for this sender.
     if (!version.run.empty() && (session_ == nullptr || session_->version != version))
-      waits_.end(version, failed_update(version, wire::to_status(failure)));
+      waits_.refuse(version, failed_update(version, wire::to_status(failure)));
     return;
   }
   const std::int64_t deadline_ms = env_.options->deadline_ms;

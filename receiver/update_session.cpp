@@ -145,12 +145,15 @@ Status UpdateSession::check_claim(const SessionSender& sender, const wire::Entry
                                         [](const wire::EntryValue& value, std::uint32_t entry) { return value.entry < entry; });
   if (claimed == sender.values.end() || claimed->entry != fingerprint.entry) return ok_status();
   const std::uint32_t s = index_of(sender);
+  // What others asked for means nothing here, neither its bytes nor its sum.
+  const AskedValue* wanted = asked_of(s, fingerprint.entry);
+  if (wanted == nullptr) return ok_status();
   const PlanEntry& entry = plan->entries(s)[fingerprint.entry];
   const wire::ManifestEntry& sent = plan->entry(s, fingerprint.entry);
   // A part of a tensor sums to something else than the whole.
   if (entry.wanted.size() != 1 || entry.wanted.front() != Box::whole(sent.shape)) return ok_status();
   const PlanTensor& tensor = plan->tensors()[static_cast<std::size_t>(entry.tensor)];
-  const std::optional<FingerprintSum> told = values ? values->told(sent.name) : std::nullopt;
+  const std::optional<FingerprintSum> told = values->is_tied(wanted->at.rule) ? wire::fingerprint_of(claimed->bytes) : std::nullopt;
   const FingerprintSum sum = told ? *told : headrace::fingerprint(tensor.key, 0, claimed->bytes);
   if (sum == fingerprint.sum) return ok_status();
   failure.name = sent.name;
@@ -160,6 +163,13 @@ Status UpdateSession::check_claim(const SessionSender& sender, const wire::Entry
   std::string hex;
   for (const std::byte byte : claimed->bytes) hex += fmt::format("{:02x}", static_cast<unsigned>(byte));
   return Status(Code::kCorruption, fmt::format("{}: MANIFEST said that it holds the bytes {}, others were sent", sent.name, hex));
+}
+
+const AskedValue* UpdateSession::asked_of(std::uint32_t sender, std::uint32_t entry) const {
+  if (!values || asked == nullptr) return nullptr;
+  const auto found = std::lower_bound(asked->begin(), asked->end(), std::pair(sender, entry),
+                                      [](const AskedValue& each, const auto& at) { return std::pair(each.sender, each.entry) < at; });
+  return found != asked->end() && found->sender == sender && found->entry == entry ? &*found : nullptr;
 }
 
 Status UpdateSession::check_group(const SessionSender& sender, std::int32_t group) const {

@@ -55,7 +55,7 @@ struct UpdateSession {
   bool begun = false;                  // every sender confirmed
   bool proving = false;                // the proof stands behind the buckets on the apply thread, or is done
   std::shared_ptr<const SyncPlan> plan;
-  std::shared_ptr<const std::vector<AskedValue>> asked;  // entries whose values are asked for
+  std::shared_ptr<const std::vector<AskedValue>> asked;  // entries whose values are asked for, by sender and entry
   std::optional<ValueTable> values;                      // none where the layout asks for none
   std::unique_ptr<Coverage> coverage;
   ExpectedSums sums;
@@ -100,8 +100,10 @@ struct UpdateSession {
                       wire::Failure& failure);
   /// Takes a sender's fingerprints: each wanted entry once, nothing else. An empty list is possible only when nothing is to be proven.
   Status check_end(SessionSender& sender, const wire::End& end, bool require_proof, wire::Failure& failure);
-  /// That what MANIFEST said an entry holds sums to what END says of its bytes.
+  /// That what MANIFEST said an entry holds sums to what END says of its bytes, where this receiver asked for it.
   Status check_claim(const SessionSender& sender, const wire::EntryFingerprint& fingerprint, wire::Failure& failure) const;
+  /// The value that was asked for of an entry; null for none.
+  const AskedValue* asked_of(std::uint32_t sender, std::uint32_t entry) const;
   /// Keeps the sender's groups apart: `elements` of an entry of `group` (an index, -1 for none) go into its scratch; with the last of them
   /// the group's run is appended.
   Status check_group(const SessionSender& sender, std::int32_t group) const;

@@ -2,19 +2,31 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace headrace {
 
 const UpdateWaits::Outcome* UpdateWaits::first_after(std::uint64_t mark, const WeightVersion& version) const {
-  for (const End& end : ends_)
-    if (end.number >= mark && end.version == version) return &end.outcome;
-  return nullptr;
+  const auto is_meant = [&](const End& end) { return end.number >= mark && end.version == version; };
+  const End* refused = refused_ && is_meant(*refused_) ? &*refused_ : nullptr;
+  const auto ended = std::find_if(ends_.begin(), ends_.end(), is_meant);
+  if (ended != ends_.end() && (refused == nullptr || ended->number < refused->number)) return &ended->outcome;
+  return refused != nullptr ? &refused->outcome : nullptr;
 }
 
 void UpdateWaits::end(const WeightVersion& version, const Outcome& outcome) {
   ends_.push_back({ended_++, version, outcome});
   if (ends_.size() > kEndsKept) ends_.pop_front();
+  answer(version, outcome);
+}
+
+void UpdateWaits::refuse(const WeightVersion& version, const Status& why) {
+  refused_ = End{ended_++, version, why};
+  answer(version, why);
+}
+
+void UpdateWaits::answer(const WeightVersion& version, const Outcome& outcome) {
   std::erase_if(waits_, [&](const Wait& wait) {
     if (wait.version != version) return false;
     wait.done(outcome);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "core/base/status.h"
@@ -12,7 +13,8 @@
 namespace headrace {
 
 /// How the last sessions ended here, and who waits for one to end. An end is remembered over the next kEndsKept - 1, so that whoever looks
-/// late still sees it. Progress thread only.
+/// late still sees it. An OPEN that was refused is an end too, but no session: only the last of these is remembered, so that they push out
+/// nothing. Progress thread only.
 class UpdateWaits {
  public:
   static constexpr std::size_t kEndsKept = 16;
@@ -27,11 +29,13 @@ class UpdateWaits {
     std::function<void(Outcome)> done;
   };
 
-  /// How many sessions have ended so far.
+  /// How many ends there were so far.
   std::uint64_t ended() const noexcept { return ended_; }
-  /// The first end of a session of `version` behind the first `mark` ends; null where there is none, or it is forgotten.
+  /// The first remembered end of an update to `version` behind the first `mark` ends; null where there is none, or it is forgotten.
   const Outcome* first_after(std::uint64_t mark, const WeightVersion& version) const;
   void end(const WeightVersion& version, const Outcome& outcome);
+  /// The same of an OPEN that was refused.
+  void refuse(const WeightVersion& version, const Status& why);
 
   std::size_t size() const noexcept { return waits_.size(); }
   void add(Wait wait) { waits_.push_back(std::move(wait)); }
@@ -46,8 +50,11 @@ class UpdateWaits {
     Outcome outcome;
   };
 
+  void answer(const WeightVersion& version, const Outcome& outcome);
+
   std::uint64_t ended_ = 0;
-  std::deque<End> ends_;
+  std::deque<End> ends_;  // of sessions
+  std::optional<End> refused_;
   std::vector<Wait> waits_;
 };
 

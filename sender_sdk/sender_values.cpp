@@ -43,7 +43,7 @@ Status SenderImpl::read_values(std::span<const SenderEntry> given, bool alone) {
         Code::kFailedPrecondition,
         fmt::format("open: receivers keep {} as one with different tensors: send to one engine at a time", value_names_.conflict()));
   }
-  // How many names of one tensor there are: one needs no comparison.
+  // How many names of one tensor there are: one needs no comparison, unless another sender has another one.
   std::map<std::string_view, std::size_t> tied;
   for (const std::uint32_t e : asked_) {
     if (const std::string* to = value_names_.tied_to(given[e].name)) ++tied[*to];
@@ -52,7 +52,8 @@ Status SenderImpl::read_values(std::span<const SenderEntry> given, bool alone) {
   std::size_t count = 0;
   for (const std::uint32_t e : asked_) {
     const std::string* to = value_names_.tied_to(given[e].name);
-    if (to != nullptr && tied[*to] == 1 && (alone || !given[e].value)) continue;
+    const wire::ManifestEntry& entry = entries_.entries()[e];
+    if (to != nullptr && tied[*to] == 1 && (alone || !given[e].value || entry.box != Box::whole(entry.shape))) continue;
     if (!given[e].value) {
       if (++count <= kMissingNamesTold) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", given[e].name);
       continue;

@@ -131,9 +131,15 @@ nb::object PyHooks::take_cause() {
   return std::exchange(cause_, nb::object());
 }
 
+nb::handle PyHooks::cause_of(const Status& failure) const {
+  const bool said = failure.message().find(cause_text_) != std::string_view::npos;
+  return said ? nb::handle(cause_) : nb::handle();
+}
+
 Status PyHooks::keep(nb::python_error& error, const std::string& what) {
   Status status = status_of(error, what);
   cause_ = nb::borrow(error.value());
+  cause_text_ = status.message();
   return status;
 }
 

@@ -44,7 +44,8 @@ class PyHooks {
   /// The calls hold a pointer to this.
   EngineHooks engine_hooks();
   nanobind::object take_cause();
-  nanobind::handle cause() const { return cause_; }
+  /// The same, which stays, where this failure says what it said: one of another session may be told of later.
+  nanobind::handle cause_of(const Status& failure) const;
   /// kFailedPrecondition where live storage is not where it was sealed: engines give memory back while they sleep.
   Status check_places();
   /// Whether this thread is in one of them.
@@ -66,6 +67,7 @@ class PyHooks {
   const PyTable* table_;
   const LeasingDevice* device_;
   nanobind::object cause_;
+  std::string cause_text_;
   std::atomic<std::thread::id> running_;
 };
 

@@ -240,7 +240,7 @@ nb::object PyReceiver::wait_for(const std::string& version, std::optional<std::u
   end_.run([&](Receiver& receiver) { receipt = receiver.wait_for(awaited, options, mine.get_token()); },
            [&](Receiver&) { mine.request_stop(); });
   if (receipt->ok()) return receipt_record(receipt->value());
-  raise(receipt->status(), receipt->status().code() == Code::kFailedPrecondition ? hooks_.cause() : nb::handle());
+  raise(receipt->status(), receipt->status().code() == Code::kFailedPrecondition ? hooks_.cause_of(receipt->status()) : nb::handle());
 }
 
 void PyReceiver::load_views(const std::vector<NamedView>& views, const std::vector<bool>& keep) {

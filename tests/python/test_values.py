@@ -216,3 +216,58 @@ def test_a_source_that_tells_another_tied_tensor_than_it_sends_is_found_out(job)
         with pytest.raises(headrace.Corruption, match="embed: MANIFEST said"):
             sender.send("run/1", source)
         assert receiver.serving_version() is None
+
+
+def send_together(job, shares, **options):
+    """From a sender each, all at once; what each of them raised."""
+    names = [f"trainer-{i}" for i in range(len(shares))]
+    senders = [headrace.Sender.connect(job=job, sender=name) for name in names]
+    with ThreadPoolExecutor(len(shares)) as pool:
+        sent = [pool.submit(s.send, "run/1", share, senders=names, **options) for s, share in zip(senders, shares, strict=True)]
+        failures = [future.exception(60) for future in sent]
+    for sender in senders:
+        sender.close()
+    return failures
+
+
+def test_one_of_two_trainers_that_brings_a_tied_tensor_under_one_name_is_believed(job):
+    shared, table = tied_table()
+    with headrace.Receiver(table, job=job) as receiver:
+        assert send_together(job, [{"embed": ONE}, {"norm": NORM}]) == [None, None]
+        assert (shared == ONE).all() and receiver.serving_version() == "run/1"
+
+
+def test_a_tied_tensor_of_two_trainers_that_both_bring_it_under_one_name_is_compared_with_nothing(job):
+    shared, table = tied_table()
+    without_value = WithMetadata({"embed": ONE}, lambda name: False)
+    with headrace.Receiver(table, job=job):
+        assert send_together(job, [{"embed": ONE, "norm": NORM}, without_value], overlap="first_sender_owns") == [None, None]
+        assert (shared == ONE).all()
+
+
+def test_an_engine_that_keeps_both_names_is_sent_what_another_is_told_of_its_tie(job):
+    shared, table = tied_table()
+    own = {name: np.zeros((3, 4), np.float32) for name in ("embed", "head")} | {"norm": np.zeros(4, np.float32)}
+    with (
+        headrace.Receiver(table, job=job, engine="tied"),
+        headrace.Receiver(headrace.StorageTable.from_tensors(own), job=job, engine="apart"),
+        headrace.Sender.connect(job=job) as sender,
+    ):
+        assert sender.send("run/1", {"embed": ONE, "norm": NORM, "head": ONE}).proven
+        assert (shared == ONE).all() and (own["embed"] == ONE).all() and (own["head"] == ONE).all()
+
+
+def test_a_tied_tensor_in_parts_may_come_under_one_name_only(job):
+    shared, table = tied_table()
+    parts = [headrace.Part(ONE[i : i + n], ONE.shape, ([i, 0], [i + n, 4])) for i, n in ((0, 1), (1, 2))]
+    with headrace.Receiver(table, job=job):
+        with headrace.Sender.connect(job=job) as sender:
+            with pytest.raises(
+                headrace.InvalidArgument, match="the value of embed: it is wanted of the whole tensor, this sender has a part"
+            ):
+                sender.send("run/1", {"embed": parts[0], "head": ONE, "norm": NORM})
+        shares = [{"embed": parts[0], "norm": NORM}, {"embed": parts[1]}]
+        for failure in send_together(job, [*shares, {"head": ONE}]):
+            assert "embed: sender trainer-0 has a part of it, and it comes under another name too" in str(failure)
+        assert not shared.any()
+        assert send_together(job, shares) == [None, None] and (shared == ONE).all()

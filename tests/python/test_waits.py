@@ -91,6 +91,30 @@ def test_what_a_hook_raised_is_the_cause_and_a_later_failure_has_none_of_it(job,
         assert wait.exception(PATIENCE_S).__cause__ is None
 
 
+def test_an_opening_that_is_refused_has_no_cause_in_what_a_hook_raised_before(job, pool):
+    thrown, errors = ValueError("not quiescent"), []
+
+    def quiescent():
+        if errors:
+            raise errors[0]
+
+    with headrace.Receiver(table_of(), job=job, hooks=headrace.Hooks(quiescent=quiescent)) as receiver:
+        mark = receiver.mark()
+        with headrace.Sender.connect(job=job) as sender:
+            sender.send("run/5", W)
+            errors.append(thrown)
+            with pytest.raises(headrace.Error, match="not quiescent"):
+                sender.send("run/6", W)
+            wait = waiting(pool, receiver, "run/4")
+            with pytest.raises(headrace.FailedPrecondition, match="steps rise"):
+                sender.send("run/4", W)
+        refused = wait.exception(PATIENCE_S)
+        assert isinstance(refused, headrace.FailedPrecondition) and "steps rise" in str(refused) and refused.__cause__ is None
+        with pytest.raises(headrace.FailedPrecondition, match="not quiescent") as raised:
+            receiver.wait_for("run/6", since=mark)
+        assert raised.value.__cause__ is thrown, "it is still that failure"
+
+
 def test_nothing_that_begins_in_time_is_a_deadline_that_says_what_is_held(job, receiver):
     with headrace.Sender.connect(job=job) as sender:
         sender.send("run/1", W)

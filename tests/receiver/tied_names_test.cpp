@@ -36,6 +36,20 @@ class TiedNames : public ReceiverFixture {
       for (int i = 0; i < 8; ++i) bytes.push_back(static_cast<std::byte>(lane >> (8 * i)));
     return bytes;
   }
+  /// From ACCEPT to COMMITTED.
+  static wire::Accept bring(WireSender& sender, std::uint32_t seed) {
+    auto accept = sender.expect<wire::Accept>();
+    sender.send(wire::Confirm{});
+    sender.expect<wire::Begin>();
+    const auto data = payload(seed);
+    sender.send(wire::Bucket{0, payload_extents()}, data);
+    sender.expect<wire::Consumed>();
+    sender.send(wire::End{1, payload_sums(data)});
+    sender.expect<wire::Prepared>();
+    sender.send(wire::Commit{});
+    sender.expect<wire::Committed>();
+    return accept;
+  }
   wire::Failure refused(WireSender& sender, std::uint64_t id, std::vector<wire::EntryValue> values) {
     sender.open(id, "run/" + std::to_string(id));
     sender.expect<wire::Opened>();
@@ -67,19 +81,86 @@ TEST_F(TiedNames, AreTakenWhenEqualAndOneOfThemIsWritten) {
   sender.open(1, "run/1");
   sender.expect<wire::Opened>();
   sender.manifest(both(), {{0, told(1)}, {kTied, told(1)}});
-  const auto accept = sender.expect<wire::Accept>();
+  const wire::Accept accept = bring(sender, 1);
   ASSERT_EQ(accept.wanted.size(), 6u);
   EXPECT_TRUE(accept.wanted[kTied].ignored);
-  sender.send(wire::Confirm{});
-  sender.expect<wire::Begin>();
-  const auto data = payload(1);
-  sender.send(wire::Bucket{0, payload_extents()}, data);
-  sender.expect<wire::Consumed>();
-  sender.send(wire::End{1, payload_sums(data)});
-  sender.expect<wire::Prepared>();
-  sender.send(wire::Commit{});
-  sender.expect<wire::Committed>();
   expect_live(1);
+}
+
+TEST_F(TiedNames, AreComparedWithNothingWhereOneComesAloneWhateverIsToldOfIt) {
+  start();
+  WireSender sender = connect("lead");
+  sender.hello();
+  for (std::uint64_t id = 1; id <= 2; ++id) {
+    sender.open(id, "run/" + std::to_string(id));
+    sender.expect<wire::Opened>();
+    // Another sender might have had the other name.
+    sender.manifest(full_manifest(), {{0, told(1)}});
+    bring(sender, 1);
+  }
+  expect_live(1);
+}
+
+TEST_F(TiedNames, OfAnotherEngineAreToldToThisOneAndMeanNothingHere) {
+  layout_.tied.clear();
+  layout_.scan = nullptr;
+  start();
+  WireSender sender = connect("lead");
+  EXPECT_TRUE(sender.hello().values.empty());
+  sender.open(1, "run/1");
+  sender.expect<wire::Opened>();
+  sender.manifest(full_manifest(), {{0, told(1)}});
+  bring(sender, 1);
+  expect_live(1);
+}
+
+TEST_F(TiedNames, OfOneTensorCountOnceHoweverManySendersBringThem) {
+  start();
+  WireSender lead = connect("lead");
+  WireSender other = connect("other");
+  lead.hello();
+  other.hello();
+  lead.open(1, "run/1", {"lead", "other"}, wire::OverlapRule::kFirstSenderOwns);
+  lead.expect<wire::Opened>();
+  other.expect<wire::Opened>();
+  other.session = lead.session;
+  lead.manifest(full_manifest());
+  other.manifest({full_manifest()[0]});
+  lead.expect<wire::Accept>();
+  other.expect<wire::Accept>();
+}
+
+TEST_F(TiedNames, MayComeInPartsAloneAndAreRefusedInPartsBesideAnother) {
+  start();
+  const auto part = [](std::int64_t from, std::int64_t to) {
+    return wire::ManifestEntry{"a.weight", Dtype::kBF16, {6, 8}, Box{{from, 0}, {to, 8}}};
+  };
+  WireSender lead = connect("lead");
+  WireSender other = connect("other");
+  lead.hello();
+  other.hello();
+  std::vector<wire::ManifestEntry> share = both();
+  const wire::ManifestEntry tied = share.back();
+  share.pop_back();
+  share[0] = part(0, 2);
+  const auto offer = [&](std::uint64_t id, const std::vector<wire::ManifestEntry>& rest, std::vector<wire::EntryValue> values) {
+    lead.open(id, "run/" + std::to_string(id), {"lead", "other"});
+    lead.expect<wire::Opened>();
+    other.expect<wire::Opened>();
+    other.session = lead.session;
+    lead.manifest(share);
+    other.manifest(rest, std::move(values));
+  };
+  offer(1, {part(2, 6), tied}, {{1, told(1)}});
+  const auto reject = lead.expect<wire::Reject>();
+  other.expect<wire::Reject>();
+  ASSERT_EQ(reject.defects.size(), 2U);
+  EXPECT_EQ(reject.defects[0].message,
+            "a.weight: sender lead has a part of it, and it comes under another name too: these are compared as a whole");
+  EXPECT_EQ(reject.defects[1].sender, "other");
+  offer(2, {part(2, 6)}, {});
+  lead.expect<wire::Accept>();
+  other.expect<wire::Accept>();
 }
 
 TEST_F(TiedNames, AreRefusedBeforeTheFirstByteWhenTheyDifferAreNotToldOrOddly) {

@@ -93,6 +93,31 @@ TEST_F(UpdateWait, ReturnsWhenTheEnginesCommittedHookHasAndFailsWhereItFails) {
   }
 }
 
+TEST_F(UpdateWait, OfWhatIsCommittedHasNoDeadlineWhileTheEnginesHookRuns) {
+  std::promise<void> inside;
+  std::promise<Status> told;
+  EngineHooks hooks;
+  hooks.committed = [&] {
+    inside.set_value();
+    return told.get_future().get();
+  };
+  start({}, hooks);
+  auto early = wait(1, 1'000);
+  auto other = wait(2, 1'000);
+  WireSender sender = connect("lead");
+  sender.hello();
+  prepare_update(sender, 1, "run/1", 1);
+  sender.send(wire::Commit{});
+  ASSERT_EQ(inside.get_future().wait_for(kPatience), std::future_status::ready);
+  clock_.advance_ms(60'000);
+  EXPECT_EQ(ended(other).status().code(), Code::kDeadlineExceeded) << "the same tick looks at both";
+  EXPECT_EQ(waiting(), 1u);
+  told.set_value(ok_status());
+  const Outcome outcome = ended(early);
+  ASSERT_TRUE(outcome.ok()) << outcome.status().to_string();
+  EXPECT_EQ(outcome.value().version, version(1));
+}
+
 TEST_F(UpdateWait, SeesASessionThatCameAndWentBetweenTheMarkAndTheCall) {
   start();
   const UpdateMark before = mark();
@@ -279,6 +304,30 @@ TEST_F(UpdateWait, RemembersTheLastEndsOnly) {
   std::stop_source stop;
   stop.request_stop();
   EXPECT_EQ(receiver_->wait_for(version(1), {before, 0}, stop.get_token()).status().code(), Code::kCancelled) << "forgotten";
+}
+
+TEST_F(UpdateWait, RemembersASessionThatFailedOverAnyNumberOfRefusedOpeningsAndTheLastOfThese) {
+  start();
+  const UpdateMark before = mark();
+  WireSender sender = connect("lead");
+  sender.hello();
+  open_update(sender, 1, "run/1");
+  sender.send(wire::Abort{wire::make_failure(Status(Code::kCancelled, "the trainer lost its shard"), "transfer")});
+  sender.expect<wire::ErrorReport>();
+  update(sender, 2, "run/50", 1);
+  for (std::uint64_t step = 2; step <= UpdateWaits::kEndsKept + 2; ++step) {
+    sender.open(step + 1, version(step).to_string());
+    sender.expect<wire::ErrorReport>();
+  }
+  EXPECT_TRUE(says(receiver_->wait_for(version(1), {before, 0}, {}).status(), "the trainer lost its shard"));
+  EXPECT_TRUE(receiver_->wait_for(version(50), {before, 0}, {}).ok());
+  EXPECT_TRUE(says(receiver_->wait_for(version(UpdateWaits::kEndsKept + 2), {before, 0}, {}).status(), "steps rise within a run"));
+  std::stop_source stop;
+  stop.request_stop();
+  const Outcome forgotten = receiver_->wait_for(version(2), {before, 0}, stop.get_token());
+  EXPECT_EQ(forgotten.status().code(), Code::kCancelled) << "refused, and others since";
+  const UpdateMark after = mark();
+  EXPECT_EQ(receiver_->wait_for(version(UpdateWaits::kEndsKept + 2), {after, 0}, stop.get_token()).status().code(), Code::kCancelled);
 }
 
 }  // namespace

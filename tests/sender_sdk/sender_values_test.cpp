@@ -1,5 +1,6 @@
 // What a sender says beforehand of tensors whose values receivers ask for.
 #include <cstring>
+#include <future>
 
 #include "tests/sender_sdk/sender_fixture.h"
 
@@ -117,6 +118,29 @@ TEST_F(SenderValues, AreReadThroughTheStridesOfTheirView) {
   ASSERT_EQ(manifest.values[0].bytes.size(), 12U);
   EXPECT_EQ(0, std::memcmp(manifest.values[0].bytes.data(), packed.data(), 12));
   sender->abort("enough");
+}
+
+TEST_F(SenderValues, OfAPartOfATensorWithOneOfItsNamesAreNotToldToBeCompared) {
+  start_receiver(asking({{"embed", "embed", 0}, {"embed", "head", 0}}));
+  const std::vector<std::string> names{"trainer-0", "trainer-1"};
+  std::vector<std::unique_ptr<SenderImpl>> senders;
+  for (const std::string& name : names) senders.push_back(connect(options(name)));
+  const TestTensor whole = make_tensor("embed", {4, 8}, 1);
+  const auto open_part = [&](std::size_t s) {
+    UpdateOptions update = update_of({whole});
+    const auto from = static_cast<std::int64_t>(2 * s);
+    update.entries[0].box = Box{{from, 0}, {from + 2, 8}};
+    update.entries[0].value = TensorView{whole.bytes.data() + 16 * s, {}};
+    update.senders = names;
+    return senders[s]->open(update);
+  };
+  std::future<Status> second = std::async(std::launch::async, open_part, 1);
+  const Status first = open_part(0);
+  EXPECT_TRUE(first.ok()) << first.to_string();
+  if (!first.ok()) senders[1]->abort("the lead did not open");
+  EXPECT_TRUE(second.get().ok());
+  EXPECT_TRUE(manifest_of(*receivers[0]).values.empty());
+  for (auto& sender : senders) sender->abort("enough");
 }
 
 TEST_F(SenderValues, AreNotReadWhereNobodyAsks) {

@@ -74,8 +74,12 @@ class PeerSocket:
         self._socket = context.socket(kind)
         self._socket.linger = _LINGER_MS
         self._socket.reconnect_ivl = _RECONNECT_MS
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
-        self._seen = {zmq.EVENT_CONNECTED: False, zmq.EVENT_DISCONNECTED: False}
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_DISCONNECTED
+        )
+        self._there = False  # the peer, since ZeroMQ's handshake
+        self._went = False
+        self._stranger = False  # the next connection to end is one without a handshake
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -125,7 +129,7 @@ class PeerSocket:
     def receive(self, expected: str) -> bytes:
         """The next message, which should be `expected` (words for the error)."""
         deadline = time.monotonic() + self._wait_s
-        gone = self._seen[zmq.EVENT_DISCONNECTED]
+        gone = self._went
         while True:
             left_ms = max(0.0, deadline - time.monotonic()) * 1_000
             ready = dict(self._poller.poll(0 if gone else left_ms))
@@ -151,13 +155,24 @@ class PeerSocket:
     def lost(self) -> bool:
         """Whether whom this socket connects to is not there: no more, or not yet."""
         self._peer_went()
-        return self._seen[zmq.EVENT_DISCONNECTED] or not self._seen[zmq.EVENT_CONNECTED]
+        return self._went or not self._there
 
     def _peer_went(self) -> bool:
-        """Reads the connection's events; true when the connection has ended. The wires know no second one."""
+        """Reads the connection's events; true when the connection has ended. The wires know no second one.
+
+        Who connects and leaves without ZeroMQ's handshake, as _is_listened_to() does, was no peer.
+        """
         while self._monitor.poll(0):
-            self._seen[recv_monitor_message(self._monitor)["event"]] = True
-        return self._seen[zmq.EVENT_DISCONNECTED]
+            event = recv_monitor_message(self._monitor)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._there = True
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                self._stranger = True
+            elif self._stranger:
+                self._stranger = False
+            elif self._there:
+                self._there, self._went = False, True
+        return self._went
 
     def close(self, discard: bool = False) -> None:
         """Closes; with `discard`, drops what was not sent yet. Takes a bound socket's file away."""
@@ -174,9 +189,12 @@ class PeerSocket:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        failed = kind is not None
+        if failed and not self._socket.closed:
+            self._peer_went()
         # What a failed REQ side has not sent yet is of no use; a REP side's last answer must still reach the peer.
-        self.close(discard=kind is not None and self._asks)
-        if kind is not None and not self._asks:
+        self.close(discard=failed and self._asks)
+        if failed and not self._asks and not self._there:
             _remove_left(_file_of(self._handle))
 
 

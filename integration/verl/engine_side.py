@@ -307,7 +307,7 @@ class _Arrival:
         except headrace.Unsupported as error:
             self.verdict = Verdict(str(error))
         except Exception as error:  # raised when the sender has its answers; the trainer must not wait for a verdict until then
-            Verdict(f"{type(error).__name__}: {error}").send(announced)
+            Verdict(f"{type(error).__name__}: {error}", once=True).send(announced)
             raise
         self.verdict.send(announced)
 

@@ -104,10 +104,6 @@ class Binder:
         self.failed: dict[str, str] = {}
         self._alone: dict[tuple[str, ...], str] = {}  # parameters -> what is wrong with a lease of theirs
 
-    def bind(self, candidates: Iterable[tuple[str, headrace.Layout]]) -> Binding:
-        """The binding with the most parameters written directly. It names what is refused; it raises nothing for it."""
-        return bind_together([Member(self, candidates)])
-
     def shared_with(self, held: Mapping[str, torch.Tensor]) -> set[str]:
         """Watched tensors that lie in memory of these."""
         spans: dict[int, list[tuple[int, int]]] = {}
@@ -277,8 +273,9 @@ class Member:
 def bind_together(members: Sequence[Member], held: Mapping[str, torch.Tensor] | None = None) -> Binding:
     """One binding for models of which each takes its part of what the same trainer brings; their binders were made for the same tensors.
 
-    Memory that two of them have belongs to the first one that anything leads to; what is in `held` belongs to none. Raises
-    headrace.Unsupported, by name, for a tensor that two models take and that cannot be placed for both.
+    Of a model's candidates it takes the one by which most parameters are written directly, and it names what is refused. Memory that two of
+    them have belongs to the first one that anything leads to; what is in `held` belongs to none. Raises headrace.Unsupported, by name, for
+    a tensor that two models take and that cannot be placed for both.
     """
     brought = members[0].binder.brought
     offers = [[_Offer(label, layout) for label, layout in member.candidates] for member in members]

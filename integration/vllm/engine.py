@@ -198,7 +198,8 @@ class HeadraceEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdateInfo])
         self._session = False
 
     def shutdown(self) -> None:
-        """Lets the trainer go; serving goes on. init_transfer_engine() may follow.
+        """Lets the trainer go, and that of the drafter too, since vLLM's call does not say which; serving goes on. init_transfer_engine()
+        may follow.
 
         A rank that is torn keeps its receiver, and with it the guard closed, until the next trainer's update or the end of the process.
         """

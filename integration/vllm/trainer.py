@@ -114,6 +114,8 @@ class HeadraceTrainerEngine(TrainerWeightTransferEngine[HeadraceTrainerInitInfo]
                 sender=_sender_name(self.rank),
                 data_path=self.init_info.data_path,
                 threads=self.init_info.threads,
+                # A drafter is bound while another rank opens its session: until then nobody is there to connect to.
+                connect_timeout_ms=self.init_info.deadline_ms or HeadraceTrainerInitInfo.deadline_ms,
                 deadline_ms=self.init_info.deadline_ms,
             )
         try:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from . import _core, _open_ends
 from .errors import InvalidArgument
 from .records import Fingerprint, Receipt, Status
 from .views import View
+
+if TYPE_CHECKING:
+    from asyncio import Future
 
 
 @dataclass(slots=True)
@@ -101,6 +104,15 @@ def _core_error() -> type[Exception]:
     from .errors import Error
 
     return Error
+
+
+def _settle(answer: Future, receipt: Receipt | None, error: BaseException | None) -> None:
+    if answer.done():  # its task was cancelled
+        return
+    if error is None:
+        answer.set_result(receipt)
+    else:
+        answer.set_exception(error)
 
 
 class Receiver:
@@ -202,12 +214,30 @@ class Receiver:
         return self._core.wait_for(version, since, deadline_ms, _core.Stop())
 
     async def wait_for_async(self, version: str, *, since: int | None = None, deadline_ms: int = 0) -> Receipt:
-        """wait_for() without holding up the event loop. A cancelled task ends the wait."""
+        """wait_for() without holding up the event loop, nor a thread of its executor. A cancelled task ends the wait."""
         import asyncio
 
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
         stop = _core.Stop()
+
+        def tell(receipt: Receipt | None, error: BaseException | None) -> None:
+            try:
+                loop.call_soon_threadsafe(_settle, answer, receipt, error)
+            except RuntimeError:
+                pass  # the loop is closed, and nobody waits any more
+
+        def wait() -> None:
+            try:
+                receipt = self._core.wait_for(version, since, deadline_ms, stop)
+            except BaseException as error:
+                tell(None, error)
+            else:
+                tell(receipt, None)
+
+        _open_ends.start_wait(wait)
         try:
-            return await asyncio.to_thread(self._core.wait_for, version, since, deadline_ms, stop)
+            return await answer
         finally:
             stop.ask()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -201,6 +203,46 @@ def test_a_cancelled_task_ends_its_wait(receiver):
         asyncio.run(patient())
     # asyncio.run() waits for its threads: one that went on waiting would take the receiver's deadline.
     assert time.monotonic() - begun < PATIENCE_S
+
+
+def test_waits_leave_the_loops_executor_to_what_they_wait_for(job, receiver):
+    async def update():
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        mark = receiver.mark()
+        waits = [asyncio.ensure_future(receiver.wait_for_async("run/1", since=mark, deadline_ms=5_000)) for _ in range(3)]
+        await asyncio.sleep(0)  # they have begun
+        with headrace.Sender.connect(job=job) as sender:
+            report = await asyncio.to_thread(sender.send, "run/1", W)
+        assert await asyncio.gather(*waits) == [report.receipts[0]] * 3
+
+    asyncio.run(update())
+
+
+def test_what_a_wait_raises_reaches_its_task(job, receiver):
+    async def update():
+        wait = asyncio.ensure_future(receiver.wait_for_async("run/1", since=receiver.mark()))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(fail, job, "run/1")
+        with pytest.raises(headrace.FailedPrecondition, match="lost its shard"):
+            await wait
+        with pytest.raises(headrace.InvalidArgument, match="expected RUN/STEP"):
+            await receiver.wait_for_async("run")
+
+    asyncio.run(update())
+
+
+def test_an_interpreter_whose_loop_was_left_with_a_wait_ends_at_once(job):
+    code = f"""
+import asyncio, headrace, numpy as np
+receiver = headrace.Receiver(headrace.StorageTable.from_tensors({{"w": np.zeros(4, np.float32)}}), job={job!r})
+loop = asyncio.new_event_loop()
+tasks = [loop.create_task(receiver.wait_for_async("run/1", deadline_ms=600_000)) for _ in range(4)]
+loop.run_until_complete(asyncio.sleep(0.1))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert "terminate" not in ran.stderr and "Exception in thread" not in ran.stderr
 
 
 @pytest.mark.parametrize(

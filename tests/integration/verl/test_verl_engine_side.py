@@ -419,6 +419,10 @@ def test_an_engine_that_fails_to_bind_fails_its_update_and_nobody_waits_for_it(e
         cluster.update(bindable(1))
     assert [type(caught) for caught in cluster.errors if caught] == [type(error)], "the others are reached through verl's wire"
     assert able.engine.holds(bindable(1))
+    # What failed may not fail again.
+    failing.engine.side._bind = failing.engine.bind
+    assert cluster.update(bindable(2))["headrace/direct"] == 1
+    assert able.engine.holds(bindable(2)) and failing.engine.holds(bindable(2))
 
 
 def test_an_announcement_that_does_not_fit_into_a_bucket_is_refused_with_the_option_to_raise() -> None:

@@ -6,7 +6,7 @@ import headrace
 import pytest
 import torch
 import vllm_models as models
-from headrace.integration.vllm.binding import Binder, Binding, Brought, family_layouts
+from headrace.integration.vllm.binding import Binder, Binding, Brought, Member, bind_together, family_layouts
 from headrace.integration.vllm.shadow import same_bytes
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -18,7 +18,8 @@ def bind(loaded: models.Loaded, entries, *, processed: bool = True) -> Binding:
     brought = [Brought(*entry) for entry in entries]
     config = loaded.vllm_config.model_config.hf_config.to_dict()
     with set_current_vllm_config(loaded.vllm_config):
-        return Binder(loaded.model, brought, processed=processed).bind(family_layouts(config, brought, dtype=torch.bfloat16))
+        layouts = family_layouts(config, brought, dtype=torch.bfloat16)
+        return bind_together([Member(Binder(loaded.model, brought, processed=processed), layouts)])
 
 
 NAMED = {

@@ -246,6 +246,21 @@ def test_a_session_of_the_draft_before_its_trainer_came_is_refused(engines: Call
         engines().worker.hr_status("draft")
 
 
+def test_a_shutdown_lets_both_trainers_go_and_the_drafters_comes_anew(engines: Callable[..., Engine]) -> None:
+    ours = engines()
+    trainer, drafting = ours.trainer("target", models.checkpoint(models.LLAMA, 0)), ours.trainer("draft", models.eagle_checkpoint(0))
+    trainer.send_weights()
+    drafting.send_weights()
+    trainer.shutdown()
+    ours.worker.shutdown_weight_transfer_engine()
+    with pytest.raises(headrace.FailedPrecondition, match="no trainer has come"):
+        drafting.send_weights()
+    assert not ours.worker._weight_update_active
+    again = ours.trainer("draft", models.eagle_checkpoint(1))
+    again.send_weights()
+    assert again.report.proven and ours.worker.hr_status("draft")["version"] == f"{again.run}/1"
+
+
 def test_a_client_that_cannot_aim_at_the_draft_is_refused_when_the_trainer_is_made(engines: Callable[..., Engine]) -> None:
     ours = engines()
     ours.client = Client(ours.worker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -109,3 +110,12 @@ def test_ranks_that_send_need_one_name_of_a_run() -> None:
         HeadraceTrainerEngine.trainer_init(
             HeadraceTrainerInitInfo(job="any", rank=0), client=Nobody(), source=Sharded(0, {"a": torch.zeros(4, 2)})
         )
+
+
+def test_a_rank_looks_for_workers_as_long_as_the_deadline_says() -> None:
+    info = HeadraceTrainerInitInfo(job="trainer-alone", run="start-1", rank=1, deadline_ms=300)
+    trainer = HeadraceTrainerEngine.trainer_init(info, client=Nobody(), source=Sharded(1, {"a": torch.zeros(4, 2)}))
+    begun = time.monotonic()
+    with pytest.raises(headrace.Error, match="300 ms"):
+        trainer.send_weights()
+    assert 0.3 <= time.monotonic() - begun < 5

@@ -76,7 +76,7 @@ def run(config: dict, rank: int, ranks: int, parallel: dict) -> dict:
     hf_config = ours.vllm_config.model_config.hf_config.to_dict()
     with set_current_vllm_config(ours.vllm_config):
         layouts = family_layouts(hf_config, brought, dtype=torch.bfloat16, tp=ranks, ep=ep, rank=rank)
-        binding = Binder(ours.model, brought, processed=processed).bind(layouts)
+        binding = bind_together([Member(Binder(ours.model, brought, processed=processed), layouts)])
     tensors = models.checkpoint(config, seed=1)
     models.stock_load(stock, tensors, processed=processed)
     held = dict(ours.model.named_parameters())

@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -368,3 +369,53 @@ def test_an_answer_is_settled_once_however_often_it_is_asked_for() -> None:
             peer.send(question, "an answer")
             assert [peer.settle(), peer.settle()] == [question, b""]
         answering.result(WAIT_S)
+
+
+def knock(handle: str) -> None:
+    """Connects to a socket's file and leaves, when it has been let in: ZeroMQ then begins to speak."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.settimeout(WAIT_S)
+        stranger.connect(handle.removeprefix("ipc://"))
+        assert stranger.recv(1)
+
+
+def test_who_connects_without_a_handshake_and_leaves_is_no_lost_peer() -> None:
+    handle, context = new_handle("stranger"), zmq.Context.instance()
+
+    def echo() -> None:
+        with PeerSocket(context, zmq.REP, handle, WAIT_S) as peer:
+            for _ in range(2):
+                peer.send(peer.receive("a question"), "which waits for an answer")
+
+    with PeerSocket(context, zmq.REQ, handle, WAIT_S) as peer:
+        for question in (b"before the peer came", b"beside the peer"):
+            knock(handle)
+            wait_until(lambda: peer._monitor.poll(0))
+            if question.startswith(b"before"):
+                answering = start(echo)
+            peer.send(question, "an answer")
+            assert peer.settle() == question
+        answering.result(WAIT_S)
+        with pytest.raises(PeerGone, match="went away"):
+            peer.send(b"to nobody", "an answer")
+            peer.settle()
+
+
+def test_a_side_that_fails_while_its_peer_is_there_does_not_connect_to_it_once_more() -> None:
+    handle, context = new_handle("once"), zmq.Context.instance()
+    with context.socket(zmq.REQ) as bound:
+        monitor = bound.get_monitor_socket(zmq.EVENT_ACCEPTED)
+        bound.bind(handle)
+        with pytest.raises(ValueError, match="of its own"), PeerSocket(context, zmq.REP, handle, WAIT_S) as peer:
+            wait_until(lambda: not peer.lost())
+            raise ValueError("a failure of its own")
+        knock(handle)  # comes in behind all that came before
+        accepted = 0
+        while monitor.poll(0):
+            monitor.recv_multipart()
+            accepted += 1
+        bound.disable_monitor()
+        monitor.close(linger=0)
+        bound.close(linger=0)
+    os.unlink(handle.removeprefix("ipc://"))
+    assert accepted == 2, "its own connection, and ours"

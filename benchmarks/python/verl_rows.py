@@ -34,6 +34,10 @@ ROUNDS = 5
 BUCKETS_MB = (64, 512)
 # In direct delivery verl's wire carries no weights.
 DIRECT_BUCKET_MB = 2
+WAIT_S = 60.0
+# ZeroMQ takes the file of a socket away some time after its close, and be it the file of the next socket of that name: updates of verl's
+# sender, which always has the same one, need a moment between them, as they have in training.
+PAUSE_S = 0.05
 TARGETS = {"extension": {"large": 1.2, "tiny": 1.2}, "both": {"large": 2.0, "tiny": 10.0}}
 
 
@@ -42,7 +46,7 @@ class Live:
 
     def __init__(self, live: dict[str, torch.Tensor]) -> None:
         self._live = live
-        self.side = EngineSide(self.bind, job=f"bench-{uuid.uuid4().hex[:8]}")
+        self.side = EngineSide(self.bind, job=f"bench-{uuid.uuid4().hex[:8]}", wait_s=WAIT_S)
 
     def bind(self, job: str, tensors: tuple) -> Live:
         self.receiver = headrace.Receiver(
@@ -74,7 +78,7 @@ def our_receiver(work: str, handle: str, rounds: int, pipe: Any) -> None:
     memory, live = peers.make(work, 0)
     model = Live(live)
     model.side.learn(tuple((name, "uint8", tuple(tensor.shape)) for name, tensor in live.items()))
-    receiver = BucketReceiver(handle)
+    receiver = BucketReceiver(handle, WAIT_S)
     for _ in range(rounds):
         pipe.recv()
         model.side.receive(receiver, refuse)
@@ -93,7 +97,7 @@ class BothEnds:
         from headrace.integration.verl.backend import HeadraceCheckpointEngine
 
         new = HeadraceCheckpointEngine
-        self._actor, self._rollout = new(bucket_size=bucket_mb << 20, is_master=True), new(bucket_size=bucket_mb << 20)
+        self._actor, self._rollout = (new(bucket_size=bucket_mb << 20, is_master=master, wait_s=WAIT_S) for master in (True, False))
         self._module = peers.verl_module()
 
     def update(self, source: dict, handle: str, pipe: Any, bucket_mb: int) -> None:
@@ -102,10 +106,13 @@ class BothEnds:
             engine.init_process_group(**{name: values[0] for name, values in kwargs.items()})
         pipe.send("go")
         sender = self._module.BucketedWeightSender(handle, bucket_size_mb=bucket_mb, use_shm=True)
-        rollout = threading.Thread(target=lambda: asyncio.run(sender.async_send_weights(self._rollout.receive_weights())))
+        stream = self._rollout.receive_weights()
+        rollout = threading.Thread(target=lambda: asyncio.run(sender.async_send_weights(stream)), daemon=True)
         rollout.start()
         asyncio.run(self._actor.send_weights(iter(source.items())))
-        rollout.join()
+        rollout.join(WAIT_S)
+        if rollout.is_alive():
+            raise RuntimeError("verl's sender has no answer")
 
 
 def measure(work: str, receive: Callable, update: Callable, bucket_mb: int) -> float:
@@ -125,6 +132,7 @@ def measure(work: str, receive: Callable, update: Callable, bucket_mb: int) -> f
             if not here.poll(120) or here.recv() != step + 1:
                 raise RuntimeError(f"{work}: the receiver has not got the new bytes")
             taken.append(time.perf_counter() - begin)
+            time.sleep(PAUSE_S)
         process.join(60)
     finally:
         process.kill()

@@ -69,7 +69,7 @@ class PeerSocket:
         self._asks = kind == zmq.REQ
         self._wait_s = wait_s
         self._stop = stop
-        self._bound = None
+        self._bound: tuple[str, int] | None = None  # its file and that file's number
         self._owed = False  # the answer to what was asked last
         self._socket = context.socket(kind)
         self._socket.linger = _LINGER_MS
@@ -90,17 +90,29 @@ class PeerSocket:
                 self._bind()
             else:
                 self._socket.connect(handle)
+        except PeerGone:
+            self.close()
+            raise
         except zmq.ZMQError as error:
             self.close()
             raise PeerGone(f"{handle}: {error}") from error
 
     def _bind(self) -> None:
         path = _file_of(self._handle)
-        if path:
-            _remove_socket(path)
-        self._socket.bind(self._handle)
-        if path:
-            self._bound = path
+        if path is None:
+            self._socket.bind(self._handle)
+            return
+        _remove_socket(path)
+        # ZeroMQ takes the file of a socket away by its name, some time after the socket's end: by then the name may be the next one's.
+        first = f"{path}.{os.urandom(2).hex()}"
+        self._socket.bind(f"ipc://{first}")
+        try:
+            os.link(first, path)
+        except OSError as error:
+            raise PeerGone(f"{self._handle}: {error}") from error
+        finally:
+            os.unlink(first)
+        self._bound = (path, os.lstat(path).st_ino)
 
     def send(self, data: bytes, expected: str) -> None:
         """Sends one message; waits, while nobody is connected, for `expected`."""
@@ -183,7 +195,7 @@ class PeerSocket:
         self._monitor.close(linger=0)
         self._socket.close(linger=0 if discard else _LINGER_MS)
         if self._bound:
-            _remove_socket(self._bound)
+            _remove_socket(*self._bound)
 
     def __enter__(self) -> Self:
         return self
@@ -226,10 +238,11 @@ def _is_listened_to(path: str) -> bool:
     return False
 
 
-def _remove_socket(path: str) -> None:
-    """Removes a socket's file that an earlier process left; anything else of that name is not ours to remove."""
+def _remove_socket(path: str, inode: int | None = None) -> None:
+    """Removes a socket's file, whosever it is or that of `inode`; anything else of that name is not ours to remove."""
     try:
-        if stat.S_ISSOCK(os.lstat(path).st_mode):
+        found = os.lstat(path)
+        if stat.S_ISSOCK(found.st_mode) and inode in (None, found.st_ino):
             os.unlink(path)
     except FileNotFoundError:
         pass

@@ -419,3 +419,34 @@ def test_a_side_that_fails_while_its_peer_is_there_does_not_connect_to_it_once_m
         bound.close(linger=0)
     os.unlink(handle.removeprefix("ipc://"))
     assert accepted == 2, "its own connection, and ours"
+
+
+def test_the_end_of_a_socket_takes_nothing_from_the_next_one_of_its_name() -> None:
+    handle = new_handle("again")
+    contexts = [zmq.Context() for _ in range(3)]
+    first = PeerSocket(contexts[0], zmq.REQ, handle, WAIT_S)
+    with PeerSocket(contexts[1], zmq.REQ, handle, WAIT_S) as second:
+        first.close()
+        contexts[0].term()  # returns when ZeroMQ has done all that it does at a socket's end
+        with PeerSocket(contexts[2], zmq.REP, handle, WAIT_S) as peer:
+            second.send(b"there?", "in a test")
+            assert peer.receive("a question") == b"there?"
+            peer.send(b"yes", "in a test")
+            assert second.receive("an answer") == b"yes"
+    assert not os.path.exists(handle.removeprefix("ipc://"))
+    for context in contexts[1:]:
+        context.term()
+
+
+def test_a_file_of_a_sockets_name_that_is_none_stays_as_it_is() -> None:
+    handle = new_handle("file")
+    path = handle.removeprefix("ipc://")
+    with open(path, "w") as file:
+        file.write("kept")
+    try:
+        with pytest.raises(PeerGone, match="File exists"):
+            PeerSocket(zmq.Context.instance(), zmq.REQ, handle, WAIT_S)
+        with open(path) as file:
+            assert file.read() == "kept"
+    finally:
+        os.unlink(path)

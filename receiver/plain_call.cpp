@@ -134,7 +134,7 @@ void SessionControl::load_plain(std::span<const NamedView> tensors, Done done) {
     if (state_ == SessionState::kApplying) fail(SessionEvent::kFailure, checked, "transfer");
     return done(checked);
   }
-  const std::shared_ptr<const SyncPlan> plan = planned.value();
+  const std::shared_ptr<const SyncPlan>& plan = planned.value();
   first_enqueue();
   session_->deadline.touch();
   const SessionId id = session_->id;

@@ -40,6 +40,8 @@ __all__ = ["HeadraceCheckpointEngine"]
 
 logger = logging.getLogger(__name__)
 
+# What is gathered is sent while the trainer makes the next tensors.
+_BATCH_BYTES = 64 << 20
 _DIRECTLY, _BY_WIRE = b"directly", b"by wire"
 _WAITING = "although an update is waiting for its rollouts"
 
@@ -166,7 +168,7 @@ class HeadraceCheckpointEngine(CheckpointEngine):
             sender = await asyncio.to_thread(self._connected, [verdict.binding for verdict in verdicts], stop)
             with sender.update(version, held if held is not None else _Announced(self._tensors), progress=False) as update:
                 if held is None:
-                    update.add(weights, batch_tensors=self._batch_tensors)
+                    update.add(weights, batch_tensors=self._batch_tensors, batch_bytes=_BATCH_BYTES)
             report = update.report
         return {
             "headrace/direct": 1.0,

@@ -105,13 +105,15 @@ class SenderUpdate:
         self._total = self._sender._core.open(self.version, self._source.entries(), metadata=self._source.has_metadata, **self._options)
         return self
 
-    def add(self, tensors: Iterable[tuple[str, Any]], *, batch_tensors: int = _BATCH_TENSORS) -> int:
+    def add(self, tensors: Iterable[tuple[str, Any]], *, batch_tensors: int = _BATCH_TENSORS, batch_bytes: int = _BATCH_BYTES) -> int:
         """Sends these tensors oneself, instead of leaving it to the source; bytes sent. Their bytes may be reused when it returns. What is
-        iterated gives each tensor memory of its own: up to `batch_tensors` or 256 MiB are gathered before they are read."""
-        if batch_tensors < 1:
-            raise InvalidArgument(f"batch_tensors: expected at least 1, not {batch_tensors}")
+        iterated gives each tensor memory of its own: up to `batch_tensors`, and until they have `batch_bytes`, are gathered before they are
+        read."""
+        for name, value in (("batch_tensors", batch_tensors), ("batch_bytes", batch_bytes)):
+            if value < 1:
+                raise InvalidArgument(f"{name}: expected at least 1, not {value}", name=name)
         self._sent = True
-        return self._sender._core.add(tensors, batch_tensors, _BATCH_BYTES, None)
+        return self._sender._core.add(tensors, batch_tensors, batch_bytes, None)
 
     def send(self) -> None:
         """Sends all tensors of the source. Called at the end of the `with`, unless it or add() was before."""

@@ -326,10 +326,28 @@ def test_an_update_that_is_refused_leaves_the_open_one_with_its_own_tensors(job,
     assert (live["w"] == given).all()
 
 
-def test_a_batch_of_no_tensors_is_refused(job, receiver):
-    with headrace.Sender.connect(job=job) as sender, pytest.raises(headrace.InvalidArgument, match="batch_tensors"):
+@pytest.mark.parametrize("limit", ["batch_tensors", "batch_bytes"])
+def test_a_batch_of_nothing_is_refused(job, receiver, limit):
+    with headrace.Sender.connect(job=job) as sender, pytest.raises(headrace.InvalidArgument, match=limit):
         with sender.update("run/1", new_tensors()) as update:
-            update.add(new_tensors().items(), batch_tensors=0)
+            update.add(new_tensors().items(), **{limit: 0})
+
+
+def test_what_is_gathered_is_sent_when_it_has_its_bytes(job):
+    live = {f"t{i}": np.zeros(8, np.float32) for i in range(8)}
+    alive = []
+
+    def make():
+        for i in range(8):
+            alive.append(Counted.alive)
+            yield f"t{i}", Counted(np.full(8, i, np.float32))
+
+    with headrace.Receiver(headrace.StorageTable.from_tensors(live), job=job), headrace.Sender.connect(job=job) as sender:
+        before = Counted.alive
+        with sender.update("run/1", live) as update:
+            update.add(make(), batch_bytes=64)
+    assert max(alive) - before <= 2, "two of 32 bytes"
+    assert [tensor[0] for tensor in live.values()] == list(range(8))
 
 
 def test_a_source_that_raises_midway_tears_and_the_next_update_heals(job, live, receiver):

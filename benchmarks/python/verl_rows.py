@@ -83,6 +83,7 @@ def our_receiver(work: str, handle: str, rounds: int, pipe: Any) -> None:
         pipe.recv()
         model.side.receive(receiver, refuse)
         pipe.send(int(memory[-1]))
+    pipe.recv()  # the trainer has heard of the last commit too
     model.side.forget()
 
 
@@ -133,6 +134,7 @@ def measure(work: str, receive: Callable, update: Callable, bucket_mb: int) -> f
                 raise RuntimeError(f"{work}: the receiver has not got the new bytes")
             taken.append(time.perf_counter() - begin)
             time.sleep(PAUSE_S)
+        here.send("end")
         process.join(60)
     finally:
         process.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import threading
 import weakref
 
@@ -35,6 +34,8 @@ def _close_all() -> None:
         try:
             end.close()
         except Exception:  # the others are closed all the same
+            import logging  # a tenth of the time that importing the package takes
+
             logging.getLogger(__name__).exception("%s could not be closed", type(end).__name__)
     for thread in list(_waits):
         thread.join(_JOIN_S)  # one that came back to a finished interpreter would take the process down

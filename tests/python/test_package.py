@@ -49,6 +49,6 @@ def test_each_code_has_a_class_and_survives_pickling():
         raise headrace.DeadlineExceeded("late")
 
 
-def test_importing_takes_little_time():
-    code = "import time; begin = time.process_time(); import headrace; print(time.process_time() - begin)"
-    assert min(float(run_python(code)) for _ in range(5)) <= 0.05
+def test_importing_brings_nothing_along_that_takes_its_time():
+    code = "import sys, headrace; print(sorted({'asyncio', 'json', 'logging', 'numpy', 'torch'} & set(sys.modules)))"
+    assert run_python(code).strip() == "[]"

@@ -190,11 +190,11 @@ class PySender {
     if (!known) {
       for (SenderEntry& entry : fresh.entries) entry.value.reset();
       options_ = std::move(fresh);
-      bytes_ = bytes;
       announced_ = metadata && is_fixed(entries) ? nb::borrow(entries) : nb::object();
     }
     entries_.watch(options_.entries);
-    return bytes_;
+    ++opened_;
+    return bytes;
   }
   std::vector<std::uint32_t> order() { return sender().order(); }
 
@@ -202,6 +202,7 @@ class PySender {
   /// they are read. `progress`, unless it is None, gets the bytes so far after each. Bytes of all.
   std::int64_t add(nb::handle tensors, std::size_t tensors_max, std::int64_t bytes_max, nb::handle progress) {
     const nb::object iterator = given_iterable(tensors, "tensors", "pairs of name and tensor");
+    const std::uint64_t opened = opened_;
     std::int64_t total = 0;
     bool more = true;
     while (more) {
@@ -221,6 +222,8 @@ class PySender {
         names.push_back(text);
       }
       if (views.empty()) break;
+      // Gathering runs Python. Views that were checked against the entries of one update are no tensors of another.
+      if (opened != opened_) raise(Status(Code::kFailedPrecondition, "add: another update was opened while its tensors were gathered"));
       run([&](Sender& target) {
         for (const auto& [name, view] : views) HEADRACE_RETURN_IF_ERROR(target.add(name, view));
         return ok_status();
@@ -317,7 +320,7 @@ class PySender {
   OpenEnd<Sender> end_{"sender"};
   UpdateOptions options_;  // of the last update; its entries are those of the next one while `announced_` stays
   bool opening_ = false;
-  std::int64_t bytes_ = 0;
+  std::uint64_t opened_ = 0;  // updates
   nb::object announced_;
   OpenEntries entries_;
 };

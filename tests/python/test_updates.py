@@ -326,6 +326,24 @@ def test_an_update_that_is_refused_leaves_the_open_one_with_its_own_tensors(job,
     assert (live["w"] == given).all()
 
 
+def test_tensors_that_open_another_update_as_they_are_gathered_are_not_taken_for_its_own(job):
+    live = {"w": np.zeros(65_536, np.float32), "v": np.zeros(4, np.float32)}
+    small = {"w": np.zeros(65_536, np.float32), "v": np.ones(4, np.float32)}
+    with headrace.Receiver(headrace.StorageTable.from_tensors(live), job=job), headrace.Sender.connect(job=job) as sender:
+        first = sender.update("run/1", small)
+
+        def reopening():
+            yield "v", small["v"]
+            sender._abort(OSError("begin anew"))
+            sender.update("run/2", small).__enter__()
+
+        with pytest.raises(headrace.FailedPrecondition, match="another update was opened"):
+            first.__enter__().add(reopening())
+        sender._abort(None)
+        sender.send("run/3", small)
+    assert (live["v"] == 1).all()
+
+
 @pytest.mark.parametrize("limit", ["batch_tensors", "batch_bytes"])
 def test_a_batch_of_nothing_is_refused(job, receiver, limit):
     with headrace.Sender.connect(job=job) as sender, pytest.raises(headrace.InvalidArgument, match=limit):

@@ -501,10 +501,10 @@ def family_layouts(
     floats = {tensor.dtype for tensor in brought} & {torch.float32, torch.float16, torch.bfloat16}
     for kept in (None, dtype) if dtype is not None and floats - {dtype} else (None,):
         for family, variant in attempts:
-            for words in (variant, opened.get((family, variant))):
+            for words in filter(None, (variant, opened.get((family, variant)))):
                 label = f"{family}, {words}, {layout}" + (f", kept as {kept}" if kept else "")
                 try:
-                    built = words and headrace.Layout.build(
+                    built = headrace.Layout.build(
                         config=dict(config),
                         family=family,
                         variant=words,
@@ -517,6 +517,5 @@ def family_layouts(
                 except headrace.Error as error:
                     logger.debug("headrace: no layout %s: %s", label, error)
                 else:
-                    if built:
-                        yield label, built
+                    yield label, built
                     break

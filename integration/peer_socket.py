@@ -202,11 +202,10 @@ class PeerSocket:
 
     def __exit__(self, kind: object, *_: object) -> None:
         failed = kind is not None
-        if failed and not self._socket.closed:
-            self._peer_went()
         # What a failed REQ side has not sent yet is of no use; a REP side's last answer must still reach the peer.
         self.close(discard=failed and self._asks)
-        if failed and not self._asks and not self._there:
+        # Whether or not this socket has heard yet that its peer is gone: another connection may have told of it first.
+        if failed and not self._asks:
             _remove_left(_file_of(self._handle))
 
 
@@ -217,9 +216,13 @@ def _file_of(handle: str) -> str | None:
 
 
 def _remove_left(path: str | None) -> None:
-    """A process that was killed has left its socket's file."""
+    """A process that was killed has left its socket's file; the next one's of that name stays."""
+    try:
+        inode = os.lstat(path).st_ino if path else None
+    except FileNotFoundError:
+        return
     if path and not _is_listened_to(path):
-        _remove_socket(path)
+        _remove_socket(path, inode)
 
 
 def _is_listened_to(path: str) -> bool:

@@ -104,10 +104,13 @@ SOCKETS = f"headrace-test-{os.getpid()}-"
 
 
 @contextmanager
-def nothing_left_behind() -> Iterator[None]:
-    before = left_behind()
+def nothing_left_behind(look: Callable[[], set[str]] = left_behind) -> Iterator[None]:
+    before = look()
     yield
-    wait_until(lambda: not left_behind() - before)
+    deadline = time.monotonic() + WAIT_S
+    while left := look() - before:
+        assert time.monotonic() < deadline, f"left behind: {sorted(left)}"
+        time.sleep(0.005)
 
 
 def new_handle(label: str) -> str:

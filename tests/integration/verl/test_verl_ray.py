@@ -30,7 +30,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 from verl_ray_server import Server
 from verl_ray_trainer import MODEL, Trainer
 from vllm_models import folder as model_folder
-from weight_streams import left_behind, start, wait_until
+from weight_streams import left_behind, nothing_left_behind, start
 
 GUIDES = Path(__file__).parents[3] / "docs" / "guides"
 TRAINERS = 2
@@ -160,6 +160,7 @@ def cluster() -> Iterator[Cluster]:
         here = Path(__file__).parent
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (here, here.parent, here.parent / "vllm"))))
         patch.setenv("XDG_RUNTIME_DIR", folder)
+        patch.setenv("TMPDIR", folder)  # of the processes that Ray kills, which take nothing away
         patch.setattr(verl.checkpoint_engine.base, "RayWorkerGroup", Calls)
         patch.setattr(verl.single_controller.ray.base, "get_master_addr_port", FreePort())
         ray.init(
@@ -178,15 +179,15 @@ def cluster() -> Iterator[Cluster]:
 
 def leftovers() -> set[str]:
     """Segments, and files of sockets: ours and verl's."""
-    ours = ("headrace-verl-", f"rl-colocate-zmq-{ray.get_runtime_context().get_job_id()}-replica-{os.getpid()}")
-    return left_behind() | {f"/tmp/{name}" for name in os.listdir("/tmp") if name.startswith(ours)}
+    verls = Path("/tmp").glob(f"rl-colocate-zmq-{ray.get_runtime_context().get_job_id()}-replica-{os.getpid()}*")
+    ours = Path(os.environ["TMPDIR"]).glob("headrace-verl-*")
+    return left_behind() | {str(path) for path in (*verls, *ours)}
 
 
 @pytest.fixture(autouse=True)
 def tidy(cluster: Cluster) -> Iterator[None]:
-    before = leftovers()
-    yield
-    wait_until(lambda: leftovers() <= before)
+    with nothing_left_behind(leftovers):
+        yield
 
 
 def updated(manager: CheckpointEngineManager, step: int) -> tuple[dict, list[dict[str, str]]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
+import shutil
 import sys
 import tempfile
 import types
@@ -98,8 +100,15 @@ def seen(*classes: type) -> None:
 
 @functools.cache
 def folder(text: str) -> str:
-    path = tempfile.mkdtemp(prefix="headrace-vllm-")
+    path = new_folder()
     (Path(path) / "config.json").write_text(text)
+    return path
+
+
+def new_folder() -> str:
+    """A folder that is gone at the end of this process."""
+    path = tempfile.mkdtemp(prefix="headrace-vllm-")
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path
 
 
@@ -122,7 +131,7 @@ def join_groups(rank: int = 0, ranks: int = 1, meeting: str = "") -> None:
     from vllm.config import set_current_vllm_config
     from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 
-    meeting = meeting or os.path.join(tempfile.mkdtemp(prefix="headrace-gloo-"), "meeting")
+    meeting = meeting or os.path.join(new_folder(), "meeting")
     with set_current_vllm_config(vllm_config_of(QWEN3_MOE, tensor_parallel_size=ranks)):
         init_distributed_environment(ranks, rank, f"file://{meeting}", rank, backend="gloo")
         ensure_model_parallel_initialized(ranks, 1)

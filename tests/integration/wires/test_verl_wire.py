@@ -308,7 +308,8 @@ def test_any_alignment_and_any_gap_is_read() -> None:
 
 
 CHILD = """
-import sys, time, torch
+import sys, time, torch, zmq
+from headrace.integration.peer_socket import PeerSocket
 from headrace.integration.verl.wire import BucketReceiver, BucketSender
 def sleep(*_):
     print("here", flush=True)
@@ -319,6 +320,10 @@ def source():
     sleep()
 if sys.argv[1] == "receive":
     BucketReceiver(sys.argv[2]).receive(sleep)
+elif sys.argv[1] == "ask":
+    asking = PeerSocket(zmq.Context.instance(), zmq.REQ, sys.argv[2], 600)
+    asking.send(b"a question", "in a test")
+    asking.receive("an answer")
 else:
     BucketSender(sys.argv[2], 1024).send(source())
 """
@@ -401,24 +406,33 @@ def test_who_connects_without_a_handshake_and_leaves_is_no_lost_peer() -> None:
             peer.settle()
 
 
-def test_a_side_that_fails_while_its_peer_is_there_does_not_connect_to_it_once_more() -> None:
-    handle, context = new_handle("once"), zmq.Context.instance()
+def test_a_side_that_fails_leaves_its_peer_that_lives_the_file_and_what_it_can_do_with_it() -> None:
+    handle, context = new_handle("alive"), zmq.Context.instance()
     with context.socket(zmq.REQ) as bound:
-        monitor = bound.get_monitor_socket(zmq.EVENT_ACCEPTED)
+        bound.linger = 0
+        bound.rcvtimeo = bound.sndtimeo = int(WAIT_S * 1_000)
         bound.bind(handle)
         with pytest.raises(ValueError, match="of its own"), PeerSocket(context, zmq.REP, handle, WAIT_S) as peer:
             wait_until(lambda: not peer.lost())
             raise ValueError("a failure of its own")
-        knock(handle)  # comes in behind all that came before
-        accepted = 0
-        while monitor.poll(0):
-            monitor.recv_multipart()
-            accepted += 1
-        bound.disable_monitor()
-        monitor.close(linger=0)
-        bound.close(linger=0)
+        assert os.path.exists(handle.removeprefix("ipc://"))
+        with PeerSocket(context, zmq.REP, handle, WAIT_S) as peer:
+            bound.send(b"still there?")
+            assert peer.receive("a question") == b"still there?"
+            peer.send(b"yes", "in a test")
+            assert bound.recv() == b"yes"
     os.unlink(handle.removeprefix("ipc://"))
-    assert accepted == 2, "its own connection, and ours"
+
+
+def test_a_side_that_fails_takes_the_file_of_a_killed_peer_away_before_it_has_heard_of_its_end() -> None:
+    handle = new_handle("killed-first")
+    process = child("ask", handle)
+    with pytest.raises(ValueError, match="heard of it elsewhere"), PeerSocket(zmq.Context.instance(), zmq.REP, handle, WAIT_S) as peer:
+        assert peer.receive("a question") == b"a question"
+        process.kill()
+        raise ValueError("heard of it elsewhere")
+    assert not os.path.exists(handle.removeprefix("ipc://"))
+    process.wait(WAIT_S)
 
 
 def test_the_end_of_a_socket_takes_nothing_from_the_next_one_of_its_name() -> None:

@@ -9,6 +9,10 @@ namespace headrace {
 namespace {
 
 constexpr std::int64_t kCellAlignment = 64;        // a cache line; streaming stores like it too
+// A receiver has nothing to do before the first bucket, a sender nothing behind the last: the less of an update a bucket has, the more they
+// do at the same time. Below the smallest share a bucket's own cost shows.
+constexpr std::int64_t kBucketsPerUpdate = 16;
+constexpr std::int64_t kShareBytesMin = 4 << 20;
 constexpr std::size_t kExtentsPerBucket = 65'536;  // far below the wire's limit, so that tiny tensors do not wait for a full buffer
 
 std::int64_t aligned(std::int64_t offset) {
@@ -21,6 +25,7 @@ void BucketFiller::begin_update(const BucketPlan& plan, const WantedLists& wante
   plan_ = &plan;
   wanted_ = &wanted;
   bucket_bytes_ = bucket_bytes;
+  share_bytes_ = std::max(plan.bytes / kBucketsPerUpdate, kShareBytesMin);
   slot_.reset();
   placed_.assign(wanted.size(), {});
   sums_.assign(wanted.size(), std::vector<FingerprintSum>(plan.entries.size()));
@@ -38,7 +43,8 @@ void BucketFiller::begin_bucket(std::uint32_t slot) {
 
 bool BucketFiller::fits(std::int64_t bytes) const noexcept {
   // Bytes read in place count too, or the receivers would have nothing to do until the last bucket.
-  return extents_ < kExtentsPerBucket && aligned(used_) + in_place_ + bytes <= bucket_bytes_;
+  const std::int64_t filled = aligned(used_) + in_place_;
+  return extents_ < kExtentsPerBucket && filled < share_bytes_ && filled + bytes <= bucket_bytes_;
 }
 
 std::int64_t BucketFiller::reserve(std::int64_t bytes) {

@@ -20,7 +20,8 @@ class BucketFiller {
  public:
   using WantedLists = std::vector<std::vector<wire::Wanted>>;  // per receiver, one for each entry
 
-  /// Starts an update. `plan` and `wanted` must stay as they are until the next one.
+  /// Starts an update. `plan` and `wanted` must stay as they are until the next one. `bucket_bytes` is the most that a bucket takes; one of
+  /// a small update is full before it, so that receivers write while the next one is filled.
   void begin_update(const BucketPlan& plan, const WantedLists& wanted, std::int64_t bucket_bytes);
 
   bool open() const noexcept { return slot_.has_value(); }
@@ -64,6 +65,7 @@ class BucketFiller {
   const BucketPlan* plan_ = nullptr;
   const WantedLists* wanted_ = nullptr;
   std::int64_t bucket_bytes_ = 0;
+  std::int64_t share_bytes_ = 0;  // with so much in it a bucket is full
   std::optional<std::uint32_t> slot_;
   std::int64_t used_ = 0;                          // of the staging buffer
   std::int64_t in_place_ = 0;                      // of the open bucket

@@ -233,6 +233,7 @@ class Planner {
     const std::int64_t bytes = box.elements() * dtype_bytes(entry.dtype);
     if (bytes <= input_.bucket_bytes_max) {
       plan_.cells.push_back(Cell{box, group});
+      plan_.bytes += bytes;
       return ok_status();
     }
     if (dim == box.rank()) {

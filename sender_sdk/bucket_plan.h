@@ -27,6 +27,7 @@ struct BucketPlan {
   std::vector<std::vector<std::uint32_t>> groups;  // receivers, ascending; no two groups are equal
   std::vector<Cell> cells;
   std::vector<Entry> entries;  // one per manifest entry
+  std::int64_t bytes = 0;      // of all cells
 
   std::span<const Cell> cells_of(std::size_t entry) const {
     return std::span(cells).subspan(entries[entry].first_cell, entries[entry].cell_count);

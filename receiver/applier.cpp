@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <exception>
 #include <mutex>
+#include <numeric>
 #include <utility>
 
 #include "core/wire/limits.h"
@@ -12,7 +13,9 @@
 namespace headrace {
 namespace {
 
-constexpr std::int64_t kDrainMs = 600'000;  // copies of whole models end long before
+constexpr std::uint32_t kSummed = 0xFFFF'FFFF;
+constexpr std::size_t kPiecesPerThread = 16;  // of equally many tensors, whose sizes may differ
+constexpr std::int64_t kDrainMs = 600'000;    // copies of whole models end long before
 
 std::string sum_text(const FingerprintSum& sum) {
   return fmt::format("{:016x}{:016x}", sum.lanes[0], sum.lanes[1]);
@@ -68,7 +71,20 @@ wire::Failure failure_of(const SyncPlan& plan, const PlanTensor& tensor, const T
   return failure;
 }
 
+/// The nest from where `copy` reads to the offset of the same bytes in a packed source.
+StridedCopy read_offsets(const StridedCopy& copy) {
+  StridedCopy offsets = copy;
+  offsets.dst_offset = copy.src_offset;
+  for (std::size_t d = 0; d < copy.dim_count; ++d) offsets.dims[d].dst_stride = copy.dims[d].src_stride;
+  return offsets;
+}
+
 }  // namespace
+
+bool brings_all_once(const CopyJob& job, std::span<const std::byte> source) noexcept {
+  return job.src == source.data() && job.cast.none() && job.copy.indexed_dim < 0 && repeats(job.copy) == 1 &&
+         job.copy.dst_bytes() == static_cast<std::int64_t>(source.size());
+}
 
 LiveFingerprint live_fingerprint(const TensorRule& rule, const PlanGeometry& geometry, std::span<const std::int32_t> slots, TensorKey key,
                                  const Box& box, const std::byte* scratch) {
@@ -111,7 +127,7 @@ ApplyStats make_batch(std::span<const SyncPlan::KeyedJob> jobs, ExpertRuns& runs
 }
 
 Result<std::unique_ptr<Applier>> Applier::create(Device& device, std::uint32_t threads, const StagedHooks& hooks) {
-  std::unique_ptr<Applier> applier(new Applier(device.identity().kind, std::max<std::uint32_t>(threads, 1), hooks));
+  std::unique_ptr<Applier> applier(new Applier(device.identity().kind, threads, hooks));
   Result<std::unique_ptr<Stream>> stream = device.create_stream("headrace-apply");
   if (!stream.ok()) return stream.status();
   applier->stream_ = std::move(stream).value();
@@ -147,6 +163,7 @@ Status Applier::apply_async(std::shared_ptr<const SyncPlan> plan, ApplyWork work
       if (!stats.status.ok()) break;
     }
     if (stats.status.ok()) copy(*shared, begin, shared->jobs.size(), stats);
+    if (stats.status.ok()) sum_given(*shared, stats);
     progress_.fetch_add(1, std::memory_order_relaxed);
     done(stats);
   });
@@ -198,6 +215,32 @@ void Applier::sum_casts(const SyncPlan& plan, const ApplyWork& work, ApplyStats&
     const CastRead& read = work.casts[i];
     const PlanTensor& tensor = plan.tensors()[read.tensor];
     stats.cast_sums[i] = {read.tensor, fingerprint_cast(tensor.key, tensor.live_key, tensor.cast, read.memory_to_tensor, read.memory)};
+    progress_.fetch_add(1, std::memory_order_relaxed);
+  });
+}
+
+void Applier::sum_given(const ApplyWork& work, ApplyStats& stats) {
+  stats.given_sums.resize(work.given);
+  std::vector<std::uint32_t> others(work.given);
+  std::iota(others.begin(), others.end(), 0U);
+  for (const SummedCopy& copy : work.summed) {
+    others[copy.given] = kSummed;
+    ++stats.copies.copies;
+    stats.copies.bytes += static_cast<std::uint64_t>(copy.job.copy.dst_bytes());
+  }
+  std::erase(others, kSummed);
+  if (stats.copies.batches == 0 && !work.summed.empty()) stats.copies.batches = 1;
+  pool_.run(work.summed.size(), [&](std::size_t i) {
+    const SummedCopy& copy = work.summed[i];
+    stats.given_sums[copy.given].read =
+        copy_and_fingerprint(copy.key, copy.job.copy, read_offsets(copy.job.copy), copy.job.src, copy.job.dst);
+    progress_.fetch_add(1, std::memory_order_relaxed);
+  });
+  // Tensors in a row, so that what is small does not go through the pool one by one.
+  const std::size_t pieces = std::min(others.size(), pool_.threads() * kPiecesPerThread);
+  pool_.run(pieces, [&](std::size_t piece) {
+    for (std::size_t i = others.size() * piece / pieces; i < others.size() * (piece + 1) / pieces; ++i)
+      stats.given_sums[others[i]] = work.sum_given(others[i]);
     progress_.fetch_add(1, std::memory_order_relaxed);
   });
 }

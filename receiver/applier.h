@@ -35,11 +35,25 @@ struct GroupRun {
   std::size_t jobs_end = 0;
 };
 
+/// A copy that brings every byte of one given tensor to its only place, from where it lies packed.
+struct SummedCopy {
+  std::size_t given = 0;  // which tensor
+  TensorKey key;
+  CopyJob job;
+};
+/// Whether a job, from a packed tensor of so many bytes at `source`, is such a copy.
+bool brings_all_once(const CopyJob& job, std::span<const std::byte> source) noexcept;
+
 /// The work of one bucket, or of one call.
 struct ApplyWork {
   std::vector<SyncPlan::KeyedJob> jobs;
   std::vector<CastRead> casts;
   std::vector<GroupRun> groups;
+  /// Of a call: how many tensors its caller gave, the copies of those that are summed in the same pass, and the sums of all others, asked
+  /// for in any order and on any thread.
+  std::size_t given = 0;
+  std::vector<SummedCopy> summed;
+  std::function<CastSums(std::size_t)> sum_given;
 };
 /// Appends what brings `box` of a tensor from `source` to all its places; see SyncPlan::append_jobs().
 Status append_work(const SyncPlan& plan, std::uint32_t tensor, const Box& box, const std::byte* source,
@@ -49,6 +63,7 @@ Status append_work(const SyncPlan& plan, std::uint32_t tensor, const Box& box, c
 struct ApplyStats {
   CopyStats copies;
   std::vector<std::pair<std::uint32_t, CastSums>> cast_sums;         // per CastRead
+  std::vector<CastSums> given_sums;                                  // per given tensor
   std::vector<std::pair<std::uint32_t, FingerprintSum>> input_sums;  // per tensor of a staged group, read from scratch before its hook
   Status status;                                                     // of the hooks; what came after the first failure was not done
   std::uint64_t runs = 0;
@@ -88,6 +103,7 @@ class Applier {
   /// Any other work that must be ordered with the above: hooks, inspection.
   Status run_async(std::function<void()> work);
 
+  std::size_t threads() const noexcept { return pool_.threads(); }
   DeviceKind device_kind() const noexcept { return device_kind_; }
   /// Rises while work goes on, so that waiting peers see progress. Any thread.
   std::uint64_t progress() const noexcept { return progress_.load(std::memory_order_relaxed); }
@@ -96,6 +112,7 @@ class Applier {
   Applier(DeviceKind device_kind, std::uint32_t threads, const StagedHooks& hooks)
       : device_kind_(device_kind), hooks_(&hooks), pool_(threads), executor_(pool_) {}
   void sum_casts(const SyncPlan& plan, const ApplyWork& work, ApplyStats& stats);
+  void sum_given(const ApplyWork& work, ApplyStats& stats);
   void copy(const ApplyWork& work, std::size_t begin, std::size_t end, ApplyStats& stats);
   Status run_group(const SyncPlan& plan, const GroupRun& run, ApplyStats& stats);
   struct Sums {

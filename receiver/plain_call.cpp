@@ -9,6 +9,10 @@
 namespace headrace {
 namespace {
 
+// So much goes by on its way from memory to memory: reading it once more takes as long as a third of the copy. Less may be in a cache, or
+// be joined with copies of neighbours.
+constexpr std::size_t kSummedBytesMin = 1 << 20;
+
 bool is_whole(const Box& box, const Shape& shape) {
   return box.hi == shape && std::all_of(box.lo.begin(), box.lo.end(), [](std::int64_t at) { return at == 0; });
 }
@@ -93,6 +97,10 @@ Result<std::shared_ptr<const SyncPlan>> SessionControl::plan_plain(std::span<con
 
 Status SessionControl::jobs_plain(const SyncPlan& plan, std::span<const NamedView> tensors, ApplyWork& work) const {
   const auto scratch = plan.groups(0).empty() ? std::span<std::byte>() : env_.scratch->at(0);
+  std::size_t bytes_of_all = 0;
+  for (const NamedView& view : tensors) bytes_of_all += view.bytes.size();
+  // Where there are enough of them to keep all threads busy, each on one.
+  const std::size_t summed_bytes_max = bytes_of_all / env_.applier->threads();
   work.jobs.reserve(plan.tensors().size());
   const auto append = [&](std::uint32_t t) {
     const PlanTensor& tensor = plan.tensors()[t];
@@ -100,7 +108,17 @@ Status SessionControl::jobs_plain(const SyncPlan& plan, std::span<const NamedVie
     const Shape& shape = plan.entry(0, e).shape;
     const PlanEntry& planned = plan.entries(0)[e];
     const std::byte* bytes = tensors[e].bytes.data();
-    if (wants_whole(planned, shape)) return plan.append_jobs(tensor, planned.wanted.front(), bytes, {}, work.jobs, scratch.data());
+    if (wants_whole(planned, shape)) {
+      const std::size_t before = work.jobs.size();
+      HEADRACE_RETURN_IF_ERROR(plan.append_jobs(tensor, planned.wanted.front(), bytes, {}, work.jobs, scratch.data()));
+      const std::size_t size = tensors[e].bytes.size();
+      if (scratch.empty() && size >= kSummedBytesMin && size <= summed_bytes_max && work.jobs.size() == before + 1 &&
+          brings_all_once(work.jobs.back().job, tensors[e].bytes)) {
+        work.summed.push_back({e, tensor.key, work.jobs.back().job});
+        work.jobs.pop_back();
+      }
+      return ok_status();
+    }
     const auto strides = packed_strides(shape, tensor.elem_bytes);
     for (const Box& box : planned.wanted) {
       std::int64_t offset = 0;
@@ -138,11 +156,10 @@ void SessionControl::load_plain(std::span<const NamedView> tensors, Done done) {
   first_enqueue();
   session_->deadline.touch();
   const SessionId id = session_->id;
+  work.given = tensors.size();
+  work.sum_given = [plan, tensors](std::size_t e) { return wanted_sums(*plan, static_cast<std::uint32_t>(e), tensors[e].bytes); };
   const Status enqueued = env_.applier->apply_async(plan, std::move(work), [this, id, tensors, done, plan](const ApplyStats& stats) {
-    std::vector<CastSums> sums;
-    sums.reserve(tensors.size());
-    for (std::uint32_t e = 0; e < tensors.size(); ++e) sums.push_back(wanted_sums(*plan, e, tensors[e].bytes));
-    env_.post([this, id, stats, done, tensors, plan, sums = std::move(sums)] {
+    env_.post([this, id, stats, done, tensors, plan] {
       if (!current(id)) return done(Status(Code::kCancelled, last_failure_));
       if (!stats.status.ok()) {
         fail(SessionEvent::kFailure, stats.status, "transfer");
@@ -154,7 +171,7 @@ void SessionControl::load_plain(std::span<const NamedView> tensors, Done done) {
       ApplyStats counted = stats;
       counted.input_sums.clear();  // kept until there is a plan of the whole
       session_->count(counted);
-      plain_sums_.insert(plain_sums_.end(), sums.begin(), sums.end());
+      plain_sums_.insert(plain_sums_.end(), stats.given_sums.begin(), stats.given_sums.end());
       plain_calls_.take(plan);
       done(ok_status());
     });

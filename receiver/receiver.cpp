@@ -81,7 +81,7 @@ Result<std::unique_ptr<Receiver::Impl>> Receiver::Impl::create(ReceiverOptions o
   if (!guard.ok()) return guard.status();
   impl->guard_ = std::make_unique<GuardPage>(std::move(guard).value());
   impl->loop_ = std::make_unique<ProgressLoop>(*impl->parts_.listener, kTickMs);
-  Result<std::unique_ptr<Applier>> applier = Applier::create(device, impl->options_.threads, impl->hooks_.staged);
+  Result<std::unique_ptr<Applier>> applier = Applier::create(device, thread_count(impl->options_.threads), impl->hooks_.staged);
   if (!applier.ok()) return applier.status();
   impl->applier_ = std::move(applier).value();
   impl->scratch_ = std::move(groups).value();
@@ -117,7 +117,7 @@ Status Receiver::Impl::write_constants() {
     }
     jobs.push_back({rule.copy, nullptr, geometry_.storage(rule.storage), rule.constant});
   }
-  WorkerPool pool(std::max<std::uint32_t>(options_.threads, 1));
+  WorkerPool pool(thread_count(options_.threads));
   HostExecutor(pool).run(jobs);
   return ok_status();
 }

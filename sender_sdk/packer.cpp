@@ -100,7 +100,7 @@ bool readable_in_place(const CellSource& source) {
 }
 
 Packer::Packer(std::uint32_t threads, bool fingerprints)
-    : pool_(std::max<std::uint32_t>(threads, 1)), executor_(pool_), fingerprints_(fingerprints) {}
+    : pool_(thread_count(threads)), executor_(pool_), fingerprints_(fingerprints) {}
 
 FingerprintSum Packer::pack(const CellSource& source, std::byte* packed) {
   const PackNests nests = make_pack_nests(source);

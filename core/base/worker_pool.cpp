@@ -1,10 +1,27 @@
 #include "core/base/worker_pool.h"
 
+#include <sched.h>
+
+#include <algorithm>
 #include <system_error>
 
 #include "core/base/check.h"
 
 namespace headrace {
+namespace {
+
+/// What hardware_concurrency() says of a whole host, also in a container that has a few cores of it.
+std::uint32_t usable_cores() noexcept {
+  cpu_set_t cores;
+  if (::sched_getaffinity(0, sizeof cores, &cores) != 0) return std::thread::hardware_concurrency();
+  return static_cast<std::uint32_t>(CPU_COUNT(&cores));
+}
+
+}  // namespace
+
+std::uint32_t thread_count(std::uint32_t threads) noexcept {
+  return threads != 0 ? threads : std::clamp(usable_cores(), 1U, 4U);
+}
 
 WorkerPool::WorkerPool(std::size_t threads) {
   workers_.reserve(threads);

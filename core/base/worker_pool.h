@@ -2,12 +2,16 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 namespace headrace {
+
+/// What an option `threads` asks for. 0: as many as the caller may run on, 4 at most, which is what memory has use for.
+std::uint32_t thread_count(std::uint32_t threads) noexcept;
 
 /// Runs one indexed loop at a time over a fixed set of threads; the caller takes part. One caller at a time.
 class WorkerPool {

@@ -66,6 +66,24 @@ TEST_F(PlainCall, ResolvesTheSameTensorsOnceAndWritesWhatComesNow) {
   }
 }
 
+TEST_F(PlainCall, SumsWhatItIsGivenOnSeveralThreadsAsOnOne) {
+  ReceiverOptions options;
+  for (options.threads = 0; options.threads <= 5; ++options.threads) {
+    SCOPED_TRACE(options.threads);
+    receiver_.reset();
+    start(options);
+    make(7);
+    ASSERT_TRUE(begin({"run", 1}).ok());
+    ASSERT_TRUE(load({views_.data(), 4}).ok());
+    ASSERT_TRUE(load({views_.data() + 4, 1}).ok());
+    const auto receipt = finish();
+    ASSERT_TRUE(receipt.ok()) << receipt.status().to_string();
+    expect_live(7);
+    EXPECT_TRUE(receipt.value().proven);
+    EXPECT_EQ(receipt.value().fingerprints, 4U);
+  }
+}
+
 TEST_F(PlainCall, ResolvesAnewWhatIsDividedOrOrderedInAnotherWay) {
   start();
   // Calls end behind these tensors; every division follows every other one.

@@ -1,11 +1,14 @@
 #include "core/base/worker_pool.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <thread>
 #include <vector>
 
 namespace headrace {
@@ -20,6 +23,22 @@ TEST(WorkerPool, CallsTheBodyOnceForEachIndex) {
       for (const auto& call : calls) EXPECT_EQ(call.load(), 1);
     }
   }
+}
+
+TEST(WorkerPool, HasTheThreadsThatItIsToldOrOneForEachUsableCoreUpToFour) {
+  for (const std::uint32_t threads : {1U, 3U, 4U, 5U, 64U}) EXPECT_EQ(thread_count(threads), threads);
+  std::thread([] {
+    cpu_set_t all;
+    ASSERT_EQ(::sched_getaffinity(0, sizeof all, &all), 0);
+    EXPECT_EQ(thread_count(0), static_cast<std::uint32_t>(std::min(CPU_COUNT(&all), 4)));
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    std::size_t core = 0;
+    while (!CPU_ISSET(core, &all)) ++core;
+    CPU_SET(core, &one);
+    ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+    EXPECT_EQ(thread_count(0), 1U) << "the others are somebody else's";
+  }).join();
 }
 
 #ifndef HEADRACE_SANITIZED

@@ -44,6 +44,23 @@ class OpenEnd {
     }
     return *end_;
   }
+  /// What keeps the end in place; close() waits for it. Made with the GIL, where get() has found one.
+  class Use {
+   public:
+    explicit Use(OpenEnd& end) : end_(end) {
+      const std::lock_guard lock(end_.mutex_);
+      ++end_.uses_;
+    }
+    ~Use() {
+      const std::lock_guard lock(end_.mutex_);
+      if (--end_.uses_ == 0) end_.unused_.notify_all();
+    }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    OpenEnd& end_;
+  };
   /// `work` with the end, which stays until it has returned; `interrupt` as for Waits::run.
   void run(const std::function<void(End&)>& work, const std::function<void(End&)>& interrupt) {
     End& end = get();
@@ -67,23 +84,6 @@ class OpenEnd {
   }
 
  private:
-  class Use {
-   public:
-    explicit Use(OpenEnd& end) : end_(end) {
-      const std::lock_guard lock(end_.mutex_);
-      ++end_.uses_;
-    }
-    ~Use() {
-      const std::lock_guard lock(end_.mutex_);
-      if (--end_.uses_ == 0) end_.unused_.notify_all();
-    }
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
-
-   private:
-    OpenEnd& end_;
-  };
-
   const char* what_;
   const pid_t process_ = ::getpid();
   std::unique_ptr<End> end_;

@@ -5,9 +5,13 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <condition_variable>
+#include <future>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string_view>
+#include <system_error>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -159,13 +163,15 @@ class PySender {
     if (!parsed) raise(Status(Code::kInvalidArgument, fmt::format("version '{}': expected RUN/STEP, such as run-1/17", version)));
     const wire::OverlapRule rule = overlap_of(overlap);
     // Whatever is asked for below may run Python, and with it other calls of this sender.
-    (void)sender();
+    settle();
     // The same tuple says the same as last time, and is not read again.
     const bool known = metadata && entries.is(announced_);
     TensorReader values(TensorReader::Hold::kCall);
     UpdateOptions fresh;
     std::int64_t bytes = 0;
     if (!known) bytes = metadata ? read_metadata(entries, values, fresh.entries) : read_tensors(entries, values, fresh.entries);
+    // A generator may give up the update whose tensors it is asked for and open another one: none of them is sent in that.
+    settle();
     // From here on options_ is read, and changed where it is known, without the GIL.
     if (opening_) raise(Status(Code::kFailedPrecondition, "open: another thread is opening an update of this sender"));
     UpdateOptions& options = known ? options_ : fresh;
@@ -178,9 +184,11 @@ class PySender {
     bool interrupted = false;
     Status status;
     opening_ = true;
+    auto turn = std::make_unique<Turn>(*this);
     const auto opened_or_not = std::unique_ptr<bool, void (*)(bool*)>(&opening_, [](bool* opening) { *opening = false; });
     end_.run(
         [&](Sender& opened) {
+          const std::unique_ptr<Turn> ends = std::move(turn);
           status = opened.open(options);
           if (interrupted) opened.abort("interrupted");
         },
@@ -196,40 +204,53 @@ class PySender {
     ++opened_;
     return bytes;
   }
-  std::vector<std::uint32_t> order() { return sender().order(); }
+  std::vector<std::uint32_t> order() {
+    settle();
+    return sender().order();
+  }
 
-  /// Sends what an iterable of (name, tensor) gives, batch by batch: up to `tensors_max` of them, or `bytes_max` bytes, are gathered before
-  /// they are read. `progress`, unless it is None, gets the bytes so far after each. Bytes of all.
+  /// Sends what an iterable of (name, tensor) gives, batch by batch: while one is sent the next one is gathered. No tensor is asked for
+  /// while `tensors_max` of them, or `bytes_max` bytes, are held. `progress`, unless it is None, gets the bytes so far from time to time.
+  /// Bytes of all.
   std::int64_t add(nb::handle tensors, std::size_t tensors_max, std::int64_t bytes_max, nb::handle progress) {
     const nb::object iterator = given_iterable(tensors, "tensors", "pairs of name and tensor");
-    const std::uint64_t opened = opened_;
     std::int64_t total = 0;
-    bool more = true;
-    while (more) {
-      TensorReader reader(TensorReader::Hold::kCall);
-      std::vector<nb::object> names;  // whose text the views have
-      std::vector<std::pair<std::string_view, TensorView>> views;
-      std::int64_t bytes = 0;
-      while (views.size() < tensors_max && bytes < bytes_max) {
-        nb::object item = next(iterator);
-        more = item.is_valid();
-        if (!more) break;
-        const auto [name, text, object] = named_item(item);
-        const Tensor tensor = reader.read(piece_of(object).tensor, name);
-        const SenderEntry* entry = entries_.find(name);
-        views.emplace_back(name, entry != nullptr ? view_of(tensor, *entry, "the tensor") : view_of(tensor));
-        bytes += tensor.bytes();
-        names.push_back(text);
-      }
-      if (views.empty()) break;
-      // Gathering runs Python. Views that were checked against the entries of one update are no tensors of another.
+    // Gathering runs Python. Views that were checked against the entries of one update are no tensors of another.
+    const auto check_update = [this, opened = opened_] {
       if (opened != opened_) raise(Status(Code::kFailedPrecondition, "add: another update was opened while its tensors were gathered"));
-      run([&](Sender& target) {
-        for (const auto& [name, view] : views) HEADRACE_RETURN_IF_ERROR(target.add(name, view));
-        return ok_status();
-      });
-      total += bytes;
+    };
+    const auto count = [&](const Batch& sent) {
+      total += sent.bytes;
       if (!progress.is_none()) progress(total);
+    };
+    std::optional<Flight> flight;
+    for (bool more = true; more;) {
+      const std::int64_t room = flight ? bytes_max - flight->batch().bytes : bytes_max;
+      auto batch = std::make_unique<Batch>();
+      try {
+        more =
+            gather(iterator, std::max<std::size_t>(tensors_max / 2, 1), std::min(std::max<std::int64_t>(bytes_max / 2, 1), room), *batch);
+      } catch (const nb::python_error& error) {
+        if (flight) end_early(error.matches(PyExc_KeyboardInterrupt));
+        throw;
+      }
+      check_update();
+      if (flight) {
+        wait([&](Sender&) { return flight->landed(); });
+        count(flight->batch());
+        flight.reset();
+      }
+      if (batch->views.empty()) break;
+      settle();  // what a generator sends itself goes first, or another thread's
+      if (opening_) raise(Status(Code::kFailedPrecondition, "add: another thread is opening an update of this sender"));
+      check_update();
+      if (more && tensors_max > 1 && batch->bytes < bytes_max) {
+        flight.emplace(*this, std::move(batch));
+      } else {
+        // Nothing is gathered meanwhile.
+        run([&](Sender& target) { return batch->send(target); });
+        count(*batch);
+      }
     }
     return total;
   }
@@ -244,6 +265,106 @@ class PySender {
   }
 
  private:
+  /// Tensors that have been read, and what holds them.
+  struct Batch {
+    TensorReader reader{TensorReader::Hold::kCall};
+    std::vector<nb::object> names;  // whose text the views have
+    std::vector<std::pair<std::string_view, TensorView>> views;
+    std::int64_t bytes = 0;
+
+    Status send(Sender& target) const {
+      for (const auto& [name, view] : views) HEADRACE_RETURN_IF_ERROR(target.add(name, view));
+      return ok_status();
+    }
+  };
+  /// Whether a Sender is in use: it wants one call at a time.
+  class Traffic {
+   public:
+    void begin() {
+      const std::lock_guard lock(mutex_);
+      busy_ = true;
+    }
+    void end() {
+      const std::lock_guard lock(mutex_);
+      busy_ = false;
+      ended_.notify_all();
+    }
+    bool busy() {
+      const std::lock_guard lock(mutex_);
+      return busy_;
+    }
+    void wait() {
+      std::unique_lock lock(mutex_);
+      ended_.wait(lock, [this] { return !busy_; });
+    }
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable ended_;
+    bool busy_ = false;  // guarded by mutex_
+  };
+  /// The use of the Sender by one call or one batch. Made with the GIL, behind settle(); ends with the work, on whichever thread does that:
+  /// what Python runs meanwhile may ask for the next one, or close the sender.
+  class Turn {
+   public:
+    explicit Turn(PySender& of) : use_(of.end_), traffic_(of.traffic_) { traffic_.begin(); }
+    ~Turn() { traffic_.end(); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    OpenEnd<Sender>::Use use_;
+    Traffic& traffic_;
+  };
+  /// A batch that is being sent, on a thread of its own. Made and destroyed with the GIL.
+  class Flight {
+   public:
+    Flight(PySender& of, std::unique_ptr<Batch> batch) : of_(of), batch_(std::move(batch)) {
+      Sender& target = of.sender();
+      try {
+        sent_ = std::async(std::launch::async, [&target, &sent = *batch_, turn = std::make_unique<Turn>(of)]() mutable {
+          const std::unique_ptr<Turn> ends = std::move(turn);
+          return sent.send(target);
+        });
+      } catch (const std::system_error& error) {
+        raise(Status(Code::kResourceExhausted, fmt::format("add: start a thread that sends: {}", error.what())));
+      }
+    }
+    ~Flight() {
+      if (of_.end_.forked()) {
+        // Its thread is in the process that this one was forked from.
+        [[maybe_unused]] const auto* left = new std::future<Status>(std::move(sent_));
+        return;
+      }
+      const nb::gil_scoped_release without_gil;
+      if (sent_.valid()) sent_.wait();
+    }
+    Flight(const Flight&) = delete;
+    Flight& operator=(const Flight&) = delete;
+
+    const Batch& batch() const noexcept { return *batch_; }
+    /// Waits; once.
+    Status landed() { return sent_.get(); }
+
+   private:
+    PySender& of_;
+    std::unique_ptr<Batch> batch_;
+    std::future<Status> sent_;
+  };
+  /// Reads what comes next, up to so many tensors or bytes; false when that was all.
+  bool gather(nb::handle iterator, std::size_t tensors_max, std::int64_t bytes_max, Batch& batch) {
+    while (batch.views.size() < tensors_max && batch.bytes < bytes_max) {
+      const nb::object item = next(iterator);
+      if (!item.is_valid()) return false;
+      const auto [name, text, object] = named_item(item);
+      const Tensor tensor = batch.reader.read(piece_of(object).tensor, name);
+      const SenderEntry* entry = entries_.find(name);
+      batch.views.emplace_back(name, entry != nullptr ? view_of(tensor, *entry, "the tensor") : view_of(tensor));
+      batch.bytes += tensor.bytes();
+      batch.names.push_back(text);
+    }
+    return true;
+  }
   /// What stands in the place of a tensor: itself, or a part of one.
   struct Piece {
     nb::object tensor;
@@ -298,11 +419,38 @@ class PySender {
     }
     return bytes;
   }
+  /// Returns when no call and no batch has the Sender; with the GIL from then on.
+  void settle() {
+    (void)sender();
+    while (traffic_.busy()) {
+      wait([this](Sender&) {
+        traffic_.wait();
+        return ok_status();
+      });
+    }
+  }
+  /// Sees a batch out that is on its way while something is thrown. After Control-C it is not waited for, nor after the next one.
+  void end_early(bool interrupted) {
+    if (end_.closed() || end_.forked()) return;
+    if (interrupted) abort("interrupted");
+    settle();
+  }
+  /// Waits for `work`; Control-C gives the update up.
   template <class Work>
-  void run(const Work& work) {
+  void wait(const Work& work) {
     Status status;
     end_.run([&](Sender& target) { status = work(target); }, [](Sender& target) { target.abort("interrupted"); });
     raise_if_error(status);
+  }
+  /// The same for a call, when it is its turn.
+  template <class Work>
+  void run(const Work& work) {
+    settle();
+    auto turn = std::make_unique<Turn>(*this);
+    wait([&](Sender& target) {
+      const std::unique_ptr<Turn> ends = std::move(turn);
+      return work(target);
+    });
   }
   template <class Ask>
   nb::object report(const Ask& ask) {
@@ -323,6 +471,7 @@ class PySender {
   std::uint64_t opened_ = 0;  // updates
   nb::object announced_;
   OpenEntries entries_;
+  Traffic traffic_;
 };
 
 /// (dtype, shape in elements of it) of a tensor, as an entry has them.

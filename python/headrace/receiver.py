@@ -3,45 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
 
 from . import _core, _open_ends
 from .errors import InvalidArgument
-from .records import Fingerprint, Receipt, Status
 from .views import View
 
+TYPE_CHECKING = False  # what typing calls so; importing that takes its time
 if TYPE_CHECKING:
     from asyncio import Future
+    from typing import Any, Self
 
-
-@dataclass(slots=True)
-class Hooks:
-    """What an engine is asked to do. All are optional; they run on a thread of the receiver, one at a time, and must return in bounded
-    time.
-
-    What a hook raises fails the update; the exception is the __cause__ of what the engine's own call raises.
-
-    quiescent(): before an update is taken, and again before it is published. Returning attests that no forward pass runs or starts until
-        the guard opens; False refuses.
-    locate(): {storage: tensor} as they are now. Without it the tensors of the table are asked where they are.
-    expert_map(): logical expert of each physical slot, [layer][slot], over all ranks.
-    launch_constants(): {name: number} of what captured graphs have by value. Without it what was committed last.
-    derive(): after the last byte and its proof: refresh what is derived from the weights, in place.
-    finish_tables(): before derive, only when rows of host-resident tables came.
-    committed(): after the commit: invalidate caches.
-    staged: {hook: callable(group, inputs, work, outputs)} for staged groups. inputs and outputs are lists of View, work is a memoryview;
-        all are lent until it returns.
-    """
-
-    quiescent: Callable[[], Any] | None = None
-    locate: Callable[[], Mapping[str, Any]] | None = None
-    expert_map: Callable[[], Sequence[Sequence[int]]] | None = None
-    launch_constants: Callable[[], Mapping[str, float]] | None = None
-    derive: Callable[[], Any] | None = None
-    finish_tables: Callable[[], Any] | None = None
-    committed: Callable[[], Any] | None = None
-    staged: Mapping[str, Callable[[str, list[View], memoryview, list[View]], Any]] = field(default_factory=dict)
+    from .records import Fingerprint, Hooks, Receipt, Status
 
 
 _PLAIN = ("quiescent", "locate", "expert_map", "launch_constants", "derive", "finish_tables", "committed")
@@ -121,7 +93,8 @@ class Receiver:
     It serves on threads of its own from here on until close(), which `with` calls, and the end of the interpreter.
 
     table: the live storage. layout: where checkpoint tensors land in it; None: every storage is a tensor of its own name.
-    job, engine, rank, ranks: who this is. endpoint: None for the run directory, or "tcp://127.0.0.1:PORT". threads: that copy.
+    job, engine, rank, ranks: who this is. endpoint: None for the run directory, or "tcp://127.0.0.1:PORT". threads: that copy
+        and fingerprint; 0: one for each processor, up to 4.
     optional_names: fnmatch patterns of checkpoint tensors that an update need not bring. deadline_ms: without progress; 0: the default.
     """
 
@@ -143,7 +116,10 @@ class Receiver:
         bucket_bytes_max: int = 0,
         deadline_ms: int = 0,
     ) -> None:
-        hooks = hooks or Hooks()
+        if hooks is None:
+            from .records import Hooks
+
+            hooks = Hooks()
         for name, hook in [*((name, getattr(hooks, name)) for name in _PLAIN), *hooks.staged.items()]:
             if hook is not None and not callable(hook):
                 raise InvalidArgument(f"hook {name}: {hook!r} cannot be called", name=name)

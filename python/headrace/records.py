@@ -1,9 +1,13 @@
-"""Values that the package gives to its callers."""
+"""Values that the package gives to its callers or takes from them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .views import View
 
 
 def _drawn(record: Any) -> str:
@@ -174,3 +178,41 @@ class ReceiverInfo:
     version: str | None
     state: str
     scopes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Hooks:
+    """What an engine is asked to do. All are optional; they run on a thread of the receiver, one at a time, and must return in bounded
+    time.
+
+    What a hook raises fails the update; the exception is the __cause__ of what the engine's own call raises.
+
+    quiescent(): before an update is taken, and again before it is published. Returning attests that no forward pass runs or starts until
+        the guard opens; False refuses.
+    locate(): {storage: tensor} as they are now. Without it the tensors of the table are asked where they are.
+    expert_map(): logical expert of each physical slot, [layer][slot], over all ranks.
+    launch_constants(): {name: number} of what captured graphs have by value. Without it what was committed last.
+    derive(): after the last byte and its proof: refresh what is derived from the weights, in place.
+    finish_tables(): before derive, only when rows of host-resident tables came.
+    committed(): after the commit: invalidate caches.
+    staged: {hook: callable(group, inputs, work, outputs)} for staged groups. inputs and outputs are lists of View, work is a memoryview;
+        all are lent until it returns.
+    """
+
+    quiescent: Callable[[], Any] | None = None
+    locate: Callable[[], Mapping[str, Any]] | None = None
+    expert_map: Callable[[], Sequence[Sequence[int]]] | None = None
+    launch_constants: Callable[[], Mapping[str, float]] | None = None
+    derive: Callable[[], Any] | None = None
+    finish_tables: Callable[[], Any] | None = None
+    committed: Callable[[], Any] | None = None
+    staged: Mapping[str, Callable[[str, list[View], memoryview, list[View]], Any]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Part:
+    """A part of a checkpoint tensor. shape: of the whole tensor. box: (lo, hi) of the part, in elements of the whole tensor."""
+
+    tensor: Any
+    shape: Sequence[int]
+    box: tuple[Sequence[int], Sequence[int]]

@@ -5,24 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
 
 from . import _core, _open_ends
 from .errors import InvalidArgument
-from .records import ReceiverInfo, Report
+
+TYPE_CHECKING = False  # what typing calls so; importing that takes its time
+if TYPE_CHECKING:
+    from typing import Any, Self
+
+    from .records import ReceiverInfo, Report
 
 _BATCH_TENSORS = 1024
 _BATCH_BYTES = 256 << 20
-
-
-@dataclass(slots=True)
-class Part:
-    """A part of a checkpoint tensor. shape: of the whole tensor. box: (lo, hi) of the part, in elements of the whole tensor."""
-
-    tensor: Any
-    shape: Sequence[int]
-    box: tuple[Sequence[int], Sequence[int]]
 
 
 class _Source:
@@ -107,8 +101,8 @@ class SenderUpdate:
 
     def add(self, tensors: Iterable[tuple[str, Any]], *, batch_tensors: int = _BATCH_TENSORS, batch_bytes: int = _BATCH_BYTES) -> int:
         """Sends these tensors oneself, instead of leaving it to the source; bytes sent. Their bytes may be reused when it returns. What is
-        iterated gives each tensor memory of its own: up to `batch_tensors`, and until they have `batch_bytes`, are gathered before they are
-        read."""
+        iterated gives each tensor memory of its own: up to `batch_tensors` and `batch_bytes` are held, and half of them are sent while the
+        other half is asked for. With `batch_tensors` 1 each is sent before the next one is asked for."""
         for name, value in (("batch_tensors", batch_tensors), ("batch_bytes", batch_bytes)):
             if value < 1:
                 raise InvalidArgument(f"{name}: expected at least 1, not {value}", name=name)
@@ -171,7 +165,10 @@ class Sender:
         deadline_ms: int = 0,
     ) -> Sender:
         """Connects to the receivers of `job`: those at `endpoints`, or all that live in its run directory. sender: unique within the job.
-        data_path: auto, shm or inline. 0 stands for the defaults. threads: that pack large tensors."""
+        data_path: auto, shm or inline. 0 stands for the defaults. threads: that pack large tensors;
+        0: one for each processor, up to 4."""
+        from .records import Part
+
         return cls(
             _core.Sender(
                 job=job,
@@ -216,7 +213,7 @@ class Sender:
         source: a mapping or an iterable of (name, tensor); a callable that gives a fresh iterable of them each time, which is asked for
             names and shapes first, so that tensors need not all exist at once; or what has `metadata` ([(name, dtype, shape)]) and is
             iterated once. A Part stands for a part of a tensor. What is iterated gives each tensor memory of its own: up to 1024
-            tensors or 256 MiB are gathered before they are read.
+            tensors or 256 MiB are held, and half of them are sent while the other half is asked for.
         senders: all senders of this update, the lead first; none: this one alone. overlap: refuse, or first_sender_owns for equal parts.
         repair: the connected ranks are brought up to what the others hold.
         """

@@ -49,6 +49,18 @@ def test_each_code_has_a_class_and_survives_pickling():
         raise headrace.DeadlineExceeded("late")
 
 
+def test_names_that_come_when_they_are_asked_for_are_there_like_all_others():
+    code = (
+        "import headrace, pickle; from headrace import *; Hooks(), Part; headrace.Receipt is Receipt or 1 / 0;"
+        "print(set(headrace.__all__) - set(dir(headrace)), pickle.loads(pickle.dumps(headrace.Phases(1, 2, 3, 4))).commit)"
+    )
+    assert run_python(code).strip() == "set() 4"
+    with pytest.raises(AttributeError, match="has no attribute 'Recipe'"):
+        headrace.Recipe  # noqa: B018
+
+
 def test_importing_brings_nothing_along_that_takes_its_time():
-    code = "import sys, headrace; print(sorted({'asyncio', 'json', 'logging', 'numpy', 'torch'} & set(sys.modules)))"
+    code = (
+        "import sys, headrace; print(sorted({'asyncio', 'dataclasses', 'json', 'logging', 'numpy', 'torch', 'typing'} & set(sys.modules)))"
+    )
     assert run_python(code).strip() == "[]"

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import io
 import sys
+from collections import Counter
 
 import headrace
 import ml_dtypes
@@ -131,15 +132,16 @@ def test_both_ways_prove_the_same_fingerprints(job, receiver):
 
 def test_many_updates_leave_no_file_and_no_mapping_behind(job, live, receiver):
     given = new_tensors()
-    before = None
+    before = Counter()
     for step in range(1, 31):
         with headrace.Sender.connect(job=job, bucket_bytes=1 << 16) as sender:
             sender.send(f"run/{step}", given)
         if step == 5:
             gc.collect()
-            before = (open_files(), len(mapped_segments()))
+            before = Counter(open_files())
     gc.collect()
-    assert (open_files(), len(mapped_segments())) == before
+    # The receiver lets go of a sender's memory when it has seen it leave.
+    eventually(lambda: not mapped_segments() and Counter(open_files()) <= before)
 
 
 def test_receivers_that_come_and_go_leave_nothing(job, live):

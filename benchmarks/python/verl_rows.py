@@ -50,7 +50,7 @@ class Live:
 
     def bind(self, job: str, tensors: tuple) -> Live:
         self.receiver = headrace.Receiver(
-            headrace.StorageTable.from_tensors(self._live), job=job, hooks=headrace.Hooks(quiescent=self.side.quiescent)
+            headrace.StorageTable.from_tensors(self._live), job=job, hooks=headrace.Hooks(quiescent=self.side.quiescent), threads=0
         )
         return self
 

@@ -70,8 +70,8 @@ class HeadraceCheckpointEngine(CheckpointEngine):
         direct: bool = True,
         wait_s: float = 600.0,
         data_path: str = "auto",
-        threads: int = 1,
-        batch_tensors: int = 256,
+        threads: int = 0,
+        batch_tensors: int = 1_024,
     ) -> None:
         self._bucket_bytes = bucket_size
         self._is_master = is_master

@@ -162,7 +162,7 @@ class _BoundVllmModel:
                 dtypes=[dtype for _, dtype, _ in tensors],
                 shapes=[list(shape) for _, _, shape in tensors],
                 engine=replica,
-                threads=int(worker.hr_options().get("threads", 1)),
+                threads=int(worker.hr_options().get("threads", 0)),
                 deadline_ms=int(worker.hr_wait_s() * 1_000),
             )
         )

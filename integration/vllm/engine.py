@@ -33,7 +33,7 @@ class HeadraceInitInfo(WeightTransferInitInfo):
     dtypes: list[str]
     shapes: list[list[int]]
     engine: str = "vllm"
-    threads: int = 1
+    threads: int = 0
     deadline_ms: int = 60_000
     processed: bool = True
     model: str = "target"

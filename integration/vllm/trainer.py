@@ -37,7 +37,7 @@ class HeadraceTrainerInitInfo(TrainerInitInfo):
     run: str | None = None
     engine: str = "vllm"
     data_path: str = "auto"
-    threads: int = 1
+    threads: int = 0
     deadline_ms: int = 60_000
     processed: bool = True
     model: str = "target"

@@ -322,7 +322,7 @@ class PySender {
     Flight(PySender& of, std::unique_ptr<Batch> batch) : of_(of), batch_(std::move(batch)) {
       Sender& target = of.sender();
       try {
-        sent_ = std::async(std::launch::async, [&target, &sent = *batch_, turn = std::make_unique<Turn>(of)]() mutable {
+        *sent_ = std::async(std::launch::async, [&target, &sent = *batch_, turn = std::make_unique<Turn>(of)]() mutable {
           const std::unique_ptr<Turn> ends = std::move(turn);
           return sent.send(target);
         });
@@ -333,23 +333,23 @@ class PySender {
     ~Flight() {
       if (of_.end_.forked()) {
         // Its thread is in the process that this one was forked from.
-        [[maybe_unused]] const auto* left = new std::future<Status>(std::move(sent_));
+        [[maybe_unused]] const auto* left = sent_.release();
         return;
       }
       const nb::gil_scoped_release without_gil;
-      if (sent_.valid()) sent_.wait();
+      if (sent_->valid()) sent_->wait();
     }
     Flight(const Flight&) = delete;
     Flight& operator=(const Flight&) = delete;
 
     const Batch& batch() const noexcept { return *batch_; }
     /// Waits; once.
-    Status landed() { return sent_.get(); }
+    Status landed() { return sent_->get(); }
 
    private:
     PySender& of_;
     std::unique_ptr<Batch> batch_;
-    std::future<Status> sent_;
+    std::unique_ptr<std::future<Status>> sent_ = std::make_unique<std::future<Status>>();
   };
   /// Reads what comes next, up to so many tensors or bytes; false when that was all.
   bool gather(nb::handle iterator, std::size_t tensors_max, std::int64_t bytes_max, Batch& batch) {

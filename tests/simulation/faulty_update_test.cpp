@@ -133,9 +133,24 @@ class FaultyUpdate : public testing::Test {
     }
     return sender.finish().status();
   }
+  /// The status of a rank that has seen the last of its sender: messages that were on their way may still be written by a session that is
+  /// open.
+  wire::StatusReply settled(std::uint32_t rank) {
+    const SteadyClock clock;
+    const ProgressDeadline patience(clock, 20 * kDeadlineMs);
+    while (true) {
+      wire::StatusReply status = ranks_[rank]->status();
+      const auto state = static_cast<wire::SessionState>(status.state);
+      if (state == wire::SessionState::kIdle || state == wire::SessionState::kTorn || state == wire::SessionState::kInDoubt) return status;
+      if (patience.expired()) {
+        ADD_FAILURE() << "rank " << rank << " stays " << wire::session_state_name(state);
+        return status;
+      }
+    }
+  }
   /// What must hold for a rank at any time between updates.
   void expect_honest(std::uint32_t rank) {
-    const wire::StatusReply status = ranks_[rank]->status();
+    const wire::StatusReply status = settled(rank);
     const GuardSlot slot = GuardPage::read(guard_path_).value().slots[rank];
     EXPECT_EQ(slot.state == SlotState::kCommitted, !status.version.empty());
     if (status.version.empty()) return;

@@ -22,7 +22,7 @@ _LINGER_MS = 5_000
 # Whoever connects is often first, by less than ZeroMQ's own 100 ms. Where it is by more, ever less often.
 _RECONNECT_MS, _RECONNECT_MAX_MS = 1, 20
 # Until a socket's file that nobody reads any more says so.
-_PROBE_S = 1.0
+_PROBE_S = 0.2
 
 
 class PeerTimeout(DeadlineExceeded):
@@ -218,12 +218,14 @@ def _file_of(handle: str) -> str | None:
 
 def _remove_left(path: str | None) -> None:
     """A process that was killed has left its socket's file; the next one's of that name stays."""
-    try:
-        inode = os.lstat(path).st_ino if path else None
-    except FileNotFoundError:
+    if not path:
         return
-    if path and not _is_listened_to(path):
-        _remove_socket(path, inode)
+    try:
+        inode = os.lstat(path).st_ino
+        if not _is_listened_to(path):
+            _remove_socket(path, inode)
+    except OSError:
+        return  # gone, or another user's: what failed before is what counts
 
 
 def _is_listened_to(path: str) -> bool:

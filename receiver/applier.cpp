@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <numeric>
 #include <utility>
@@ -81,9 +82,11 @@ StridedCopy read_offsets(const StridedCopy& copy) {
 
 }  // namespace
 
-bool brings_all_once(const CopyJob& job, std::span<const std::byte> source) noexcept {
+bool brings_all_once(const CopyJob& job, std::span<const std::byte> source) {
+  const auto bytes = static_cast<std::int64_t>(source.size());
+  // As many as there are, none twice: all of them.
   return job.src == source.data() && job.cast.none() && job.copy.indexed_dim < 0 && repeats(job.copy) == 1 &&
-         job.copy.dst_bytes() == static_cast<std::int64_t>(source.size());
+         job.copy.dst_bytes() == bytes && validate(inverse(job.copy), std::numeric_limits<std::int64_t>::max(), bytes).ok();
 }
 
 LiveFingerprint live_fingerprint(const TensorRule& rule, const PlanGeometry& geometry, std::span<const std::int32_t> slots, TensorKey key,

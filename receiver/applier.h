@@ -41,8 +41,8 @@ struct SummedCopy {
   TensorKey key;
   CopyJob job;
 };
-/// Whether a job, from a packed tensor of so many bytes at `source`, is such a copy.
-bool brings_all_once(const CopyJob& job, std::span<const std::byte> source) noexcept;
+/// Whether a job is such a copy of the packed tensor `source`.
+bool brings_all_once(const CopyJob& job, std::span<const std::byte> source);
 
 /// The work of one bucket, or of one call.
 struct ApplyWork {
@@ -93,7 +93,7 @@ class Applier {
   Applier(const Applier&) = delete;
   Applier& operator=(const Applier&) = delete;
 
-  /// Sums what is to be converted, joins the jobs into runs and executes them in one batch.
+  /// Sums what is to be converted, joins the jobs into runs and executes them in one batch; then makes the summed copies.
   Status apply_async(std::shared_ptr<const SyncPlan> plan, ApplyWork work, std::function<void(const ApplyStats&)> done);
   /// Reads every tensor of the plan back through its placements and compares it with `expected`. One that was converted has two proofs:
   /// what was read from buckets sums to `expected`, and storage to what the conversion gave (`converted`, per tensor, empty when none was).

@@ -9,8 +9,7 @@
 namespace headrace {
 namespace {
 
-// So much goes by on its way from memory to memory: reading it once more takes as long as a third of the copy. Less may be in a cache, or
-// be joined with copies of neighbours.
+// Less may be in a cache when it is read a second time, or be joined with copies of neighbours.
 constexpr std::size_t kSummedBytesMin = 1 << 20;
 
 bool is_whole(const Box& box, const Shape& shape) {

@@ -66,7 +66,7 @@ struct ReceiverOptions {
   std::uint32_t ranks = 1;                               // of this engine
   std::string endpoint;                                  // empty: ipc in the run directory; or "tcp://127.0.0.1:PORT"
   std::vector<std::string> data_paths{"shm", "inline"};  // in order of preference
-  std::uint32_t threads = 1;                             // that copy and fingerprint; 0: up to 4
+  std::uint32_t threads = 1;                             // that copy and fingerprint; 0: one for each core, up to 4
   std::uint32_t credits = 2;                             // buckets on the way per sender
   std::int64_t bucket_bytes_max = 0;                     // 0: the limit
   std::int64_t deadline_ms = 0;                          // without progress; 0: the default

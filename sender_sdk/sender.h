@@ -27,7 +27,7 @@ struct SenderOptions {
   std::string data_path = "auto";      // auto | shm | inline; auto takes the best that every receiver can do
   std::int64_t bucket_bytes = 0;       // 0: the default; receivers may lower it
   std::uint32_t staging_buffers = 0;   // 0: the default
-  std::uint32_t threads = 1;           // for packing large tensors; 0: up to 4
+  std::uint32_t threads = 1;           // for packing large tensors; 0: one for each core, up to 4
   bool fingerprints = true;            // false only for measuring: the receiver then refuses to call the update proven
   std::int64_t connect_timeout_ms = 10'000;
   std::int64_t deadline_ms = 0;  // without progress; 0: the default

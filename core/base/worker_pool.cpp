@@ -10,7 +10,7 @@
 namespace headrace {
 namespace {
 
-/// What hardware_concurrency() says of a whole host, also in a container that has a few cores of it.
+/// hardware_concurrency() may count those of the whole host. A container's quota of time is not in it.
 std::uint32_t usable_cores() noexcept {
   cpu_set_t cores;
   if (::sched_getaffinity(0, sizeof cores, &cores) != 0) return std::thread::hardware_concurrency();

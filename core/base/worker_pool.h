@@ -10,7 +10,7 @@
 
 namespace headrace {
 
-/// What an option `threads` asks for. 0: as many as the caller may run on, 4 at most, which is what memory has use for.
+/// What an option `threads` asks for. 0: as many as there are cores that the caller may run on, 4 at most: the others are the engine's.
 std::uint32_t thread_count(std::uint32_t threads) noexcept;
 
 /// Runs one indexed loop at a time over a fixed set of threads; the caller takes part. One caller at a time.

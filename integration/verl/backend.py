@@ -57,8 +57,8 @@ class HeadraceCheckpointEngine(CheckpointEngine):
     """Options, from checkpoint_engine.engine_kwargs.headrace.
 
     direct: false for verl's wire in any case. wait_s: bounds each wait for another process. data_path, threads: of the sender.
-    batch_tensors: how many tensors of the trainer's generator are held until they are sent together; 1 for a generator that hands out the
-    same memory again. bucket_size is verl's: of a bucket on its wire.
+    batch_tensors: how many tensors of the trainer's generator are held at most; 1 for a generator that hands out the same memory again.
+    bucket_size is verl's: of a bucket on its wire.
     """
 
     wire_format = "named_tensors"

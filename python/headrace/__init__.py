@@ -62,11 +62,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """What headrace.records has, when it is first asked for: dataclasses take two thirds of the time of importing all."""
-    if name in __all__:  # what else is in it is here already
-        from . import records
+if not TYPE_CHECKING:
 
-        value = globals()[name] = getattr(records, name)
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name):
+        """What headrace.records has, when it is first asked for: importing dataclasses takes longer than all the rest."""
+        if name in __all__ or name == "records":
+            import importlib
+
+            records = importlib.import_module(".records", __name__)
+            return globals().setdefault(name, records if name == "records" else getattr(records, name))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

@@ -140,7 +140,8 @@ class SenderUpdate:
 
 
 class Sender:
-    """A trainer process that is connected to the receivers of a job. One thread uses it at a time; connect() makes it.
+    """A trainer process that is connected to the receivers of a job. Calls of several threads take turns, and are
+    refused while another one, open or finish, waits for receivers; connect() makes it.
 
     Closed by close(), by `with`, and at the end of the interpreter.
     """

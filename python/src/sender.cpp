@@ -173,7 +173,6 @@ class PySender {
     // A generator may give up the update whose tensors it is asked for and open another one: none of them is sent in that.
     settle();
     // From here on options_ is read, and changed where it is known, without the GIL.
-    if (opening_) raise(Status(Code::kFailedPrecondition, "open: another thread is opening an update of this sender"));
     UpdateOptions& options = known ? options_ : fresh;
     options.version = *parsed;
     options.scopes = std::move(scopes);
@@ -183,9 +182,8 @@ class PySender {
     // Not yet open, there is nothing to abort: an interrupted call is given up once it has returned.
     bool interrupted = false;
     Status status;
-    opening_ = true;
+    const Talk talk(*this, "open");
     auto turn = std::make_unique<Turn>(*this);
-    const auto opened_or_not = std::unique_ptr<bool, void (*)(bool*)>(&opening_, [](bool* opening) { *opening = false; });
     end_.run(
         [&](Sender& opened) {
           const std::unique_ptr<Turn> ends = std::move(turn);
@@ -242,7 +240,6 @@ class PySender {
       }
       if (batch->views.empty()) break;
       settle();  // what a generator sends itself goes first, or another thread's
-      if (opening_) raise(Status(Code::kFailedPrecondition, "add: another thread is opening an update of this sender"));
       check_update();
       if (more && tensors_max > 1 && batch->bytes < bytes_max) {
         flight.emplace(*this, std::move(batch));
@@ -255,10 +252,10 @@ class PySender {
     return total;
   }
   nb::object finish() {
-    return report([](Sender& sender) { return sender.finish(); });
+    return report("finish", [](Sender& sender) { return sender.finish(); });
   }
   nb::object resolve_in_doubt() {
-    return report([](Sender& sender) { return sender.resolve_in_doubt(); });
+    return report("resolve_in_doubt", [](Sender& sender) { return sender.resolve_in_doubt(); });
   }
   void abort(const std::string& reason) {
     end_.run([&](Sender& sender) { sender.abort(reason); }, [](Sender&) {});
@@ -315,6 +312,17 @@ class PySender {
    private:
     OpenEnd<Sender>::Use use_;
     Traffic& traffic_;
+  };
+  /// A call that waits for what receivers do. Made and destroyed with the GIL.
+  class Talk {
+   public:
+    Talk(PySender& of, const char* call) : of_(of) { of_.talking_ = call; }
+    ~Talk() { of_.talking_ = nullptr; }
+    Talk(const Talk&) = delete;
+    Talk& operator=(const Talk&) = delete;
+
+   private:
+    PySender& of_;
   };
   /// A batch that is being sent, on a thread of its own. Made and destroyed with the GIL.
   class Flight {
@@ -419,14 +427,21 @@ class PySender {
     }
     return bytes;
   }
-  /// Returns when no call and no batch has the Sender; with the GIL from then on.
+  /// Returns when no batch has the Sender; with the GIL from then on. Refused in the midst of a call that waits for receivers: these may
+  /// wait for a hook that asks.
   void settle() {
     (void)sender();
+    const auto refuse_while_talking = [this] {
+      if (talking_ != nullptr)
+        raise(Status(Code::kFailedPrecondition, fmt::format("another call of this sender, {}(), waits for its receivers", talking_)));
+    };
+    refuse_while_talking();
     while (traffic_.busy()) {
       wait([this](Sender&) {
         traffic_.wait();
         return ok_status();
       });
+      refuse_while_talking();
     }
   }
   /// Sees a batch out that is on its way while something is thrown. After Control-C it is not waited for, nor after the next one.
@@ -453,9 +468,13 @@ class PySender {
     });
   }
   template <class Ask>
-  nb::object report(const Ask& ask) {
+  nb::object report(const char* call, const Ask& ask) {
+    settle();
+    const Talk talk(*this, call);
+    auto turn = std::make_unique<Turn>(*this);
     std::optional<Result<UpdateReport>> report;
-    run([&](Sender& target) {
+    wait([&](Sender& target) {
+      const std::unique_ptr<Turn> ends = std::move(turn);
       report = ask(target);
       return report->status();
     });
@@ -467,7 +486,7 @@ class PySender {
   nb::object bare_type_held_;
   OpenEnd<Sender> end_{"sender"};
   UpdateOptions options_;  // of the last update; its entries are those of the next one while `announced_` stays
-  bool opening_ = false;
+  const char* talking_ = nullptr;
   std::uint64_t opened_ = 0;  // updates
   nb::object announced_;
   OpenEntries entries_;

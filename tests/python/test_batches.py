@@ -397,3 +397,24 @@ def test_large_tensors_of_a_load_land_in_storage_of_any_shape(job, threads):
             assert all(np.array_equal(live[name], given[name]) for name in live)
     assert not memory["rows"][:, 1800:].any()
     assert not memory["elements"][1::2].any() and not memory["elements"][:, 1::2].any()
+
+
+def test_a_hook_that_calls_the_sender_which_waits_for_it_is_refused_at_once(job):
+    live = {"t": np.zeros(8, np.float32)}
+    refused = []
+
+    def quiescent():
+        for call in (lambda: sender.send("run/2", given), lambda: sender.resolve_in_doubt(), lambda: sender._core.order()):
+            try:
+                call()
+            except headrace.FailedPrecondition as error:
+                refused.append(str(error))
+        return True
+
+    given = {"t": np.ones(8, np.float32)}
+    table = headrace.StorageTable.from_tensors(live)
+    with headrace.Receiver(table, job=job, hooks=headrace.Hooks(quiescent=quiescent)), headrace.Sender.connect(job=job) as sender:
+        assert sender.send("run/1", given).proven
+    assert (live["t"] == given["t"]).all()
+    assert len(refused) >= 3 and all("waits for its receivers" in text for text in refused)
+    assert {text.split("sender, ")[1].split("()")[0] for text in refused} == {"open", "finish"}

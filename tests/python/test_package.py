@@ -55,6 +55,10 @@ def test_names_that_come_when_they_are_asked_for_are_there_like_all_others():
         "print(set(headrace.__all__) - set(dir(headrace)), pickle.loads(pickle.dumps(headrace.Phases(1, 2, 3, 4))).commit)"
     )
     assert run_python(code).strip() == "set() 4"
+    assert (
+        run_python("import headrace; print(set(headrace.__all__) <= set(dir(headrace)), headrace.records.Receipt is headrace.Receipt)")
+        == "True True\n"
+    )
     with pytest.raises(AttributeError, match="has no attribute 'Recipe'"):
         headrace.Recipe  # noqa: B018
 

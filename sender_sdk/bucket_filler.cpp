@@ -8,7 +8,7 @@
 namespace headrace {
 namespace {
 
-constexpr std::int64_t kCellAlignment = 64;        // a cache line; streaming stores like it too
+constexpr std::int64_t kCellAlignment = 64;  // a cache line; streaming stores like it too
 // A receiver has nothing to do before the first bucket, a sender nothing behind the last: the less of an update a bucket has, the more they
 // do at the same time. Below the smallest share a bucket's own cost shows.
 constexpr std::int64_t kBucketsPerUpdate = 16;

@@ -99,8 +99,7 @@ bool readable_in_place(const CellSource& source) {
   return innermost == source.elem_bytes;
 }
 
-Packer::Packer(std::uint32_t threads, bool fingerprints)
-    : pool_(thread_count(threads)), executor_(pool_), fingerprints_(fingerprints) {}
+Packer::Packer(std::uint32_t threads, bool fingerprints) : pool_(thread_count(threads)), executor_(pool_), fingerprints_(fingerprints) {}
 
 FingerprintSum Packer::pack(const CellSource& source, std::byte* packed) {
   const PackNests nests = make_pack_nests(source);

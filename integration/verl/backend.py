@@ -40,7 +40,7 @@ __all__ = ["HeadraceCheckpointEngine"]
 
 logger = logging.getLogger(__name__)
 
-# The trainer's generator waits while what it gave is sent: engines begin to write after so much, not at the end.
+# Half of it is sent while the generator makes the other half: engines begin to write after so much, not at the end.
 _BATCH_BYTES = 64 << 20
 _DIRECTLY, _BY_WIRE = b"directly", b"by wire"
 _WAITING = "although an update is waiting for its rollouts"

@@ -85,10 +85,12 @@ def start(work: Callable[[], object]) -> Future:
     return future
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
+def wait_until(
+    condition: Callable[[], bool], timeout_s: float = WAIT_S, *, else_say: Callable[[], str] = lambda: "it did not come true"
+) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
+        assert time.monotonic() < deadline, else_say()
         time.sleep(0.005)
 
 
@@ -107,10 +109,7 @@ SOCKETS = f"headrace-test-{os.getpid()}-"
 def nothing_left_behind(look: Callable[[], set[str]] = left_behind) -> Iterator[None]:
     before = look()
     yield
-    deadline = time.monotonic() + WAIT_S
-    while left := look() - before:
-        assert time.monotonic() < deadline, f"left behind: {sorted(left)}"
-        time.sleep(0.005)
+    wait_until(lambda: look() <= before, else_say=lambda: f"left behind: {sorted(look() - before)}")
 
 
 def new_handle(label: str) -> str:

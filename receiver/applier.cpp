@@ -6,7 +6,6 @@
 #include <exception>
 #include <limits>
 #include <mutex>
-#include <numeric>
 #include <utility>
 
 #include "core/wire/limits.h"
@@ -14,7 +13,6 @@
 namespace headrace {
 namespace {
 
-constexpr std::uint32_t kSummed = 0xFFFF'FFFF;
 constexpr std::size_t kPiecesPerThread = 16;  // of equally many tensors, whose sizes may differ
 constexpr std::int64_t kDrainMs = 600'000;    // copies of whole models end long before
 
@@ -224,14 +222,12 @@ void Applier::sum_casts(const SyncPlan& plan, const ApplyWork& work, ApplyStats&
 
 void Applier::sum_given(const ApplyWork& work, ApplyStats& stats) {
   stats.given_sums.resize(work.given);
-  std::vector<std::uint32_t> others(work.given);
-  std::iota(others.begin(), others.end(), 0U);
+  std::vector<bool> summed(work.given);
   for (const SummedCopy& copy : work.summed) {
-    others[copy.given] = kSummed;
+    summed[copy.given] = true;
     ++stats.copies.copies;
     stats.copies.bytes += static_cast<std::uint64_t>(copy.job.copy.dst_bytes());
   }
-  std::erase(others, kSummed);
   if (stats.copies.batches == 0 && !work.summed.empty()) stats.copies.batches = 1;
   pool_.run(work.summed.size(), [&](std::size_t i) {
     const SummedCopy& copy = work.summed[i];
@@ -240,10 +236,10 @@ void Applier::sum_given(const ApplyWork& work, ApplyStats& stats) {
     progress_.fetch_add(1, std::memory_order_relaxed);
   });
   // Tensors in a row, so that what is small does not go through the pool one by one.
-  const std::size_t pieces = std::min(others.size(), pool_.threads() * kPiecesPerThread);
+  const std::size_t pieces = std::min(work.given, pool_.threads() * kPiecesPerThread);
   pool_.run(pieces, [&](std::size_t piece) {
-    for (std::size_t i = others.size() * piece / pieces; i < others.size() * (piece + 1) / pieces; ++i)
-      stats.given_sums[others[i]] = work.sum_given(others[i]);
+    for (std::size_t i = work.given * piece / pieces; i < work.given * (piece + 1) / pieces; ++i)
+      if (!summed[i]) stats.given_sums[i] = work.sum_given(i);
     progress_.fetch_add(1, std::memory_order_relaxed);
   });
 }

@@ -158,7 +158,7 @@ void SessionControl::load_plain(std::span<const NamedView> tensors, Done done) {
   work.given = tensors.size();
   work.sum_given = [plan, tensors](std::size_t e) { return wanted_sums(*plan, static_cast<std::uint32_t>(e), tensors[e].bytes); };
   const Status enqueued = env_.applier->apply_async(plan, std::move(work), [this, id, tensors, done, plan](const ApplyStats& stats) {
-    env_.post([this, id, stats, done, tensors, plan] {
+    env_.post([this, id, stats = ApplyStats(stats), done, tensors, plan]() mutable {
       if (!current(id)) return done(Status(Code::kCancelled, last_failure_));
       if (!stats.status.ok()) {
         fail(SessionEvent::kFailure, stats.status, "transfer");
@@ -167,9 +167,8 @@ void SessionControl::load_plain(std::span<const NamedView> tensors, Done done) {
       const std::size_t before = plain_sums_.size();
       plain_inputs_.resize(before + tensors.size());
       for (const auto& [t, sum] : stats.input_sums) plain_inputs_[before + plan->tensors()[t].entries.front().second] = sum;
-      ApplyStats counted = stats;
-      counted.input_sums.clear();  // kept until there is a plan of the whole
-      session_->count(counted);
+      stats.input_sums.clear();  // kept until there is a plan of the whole
+      session_->count(stats);
       plain_sums_.insert(plain_sums_.end(), stats.given_sums.begin(), stats.given_sums.end());
       plain_calls_.take(plan);
       done(ok_status());

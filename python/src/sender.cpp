@@ -245,7 +245,7 @@ class PySender {
         flight.emplace(*this, std::move(batch));
       } else {
         // Nothing is gathered meanwhile.
-        run([&](Sender& target) { return batch->send(target); });
+        in_turn([&](Sender& target) { return batch->send(target); });
         count(*batch);
       }
     }
@@ -437,18 +437,21 @@ class PySender {
     };
     refuse_while_talking();
     while (traffic_.busy()) {
-      wait([this](Sender&) {
-        traffic_.wait();
-        return ok_status();
-      });
+      wait_for_traffic();
       refuse_while_talking();
     }
+  }
+  void wait_for_traffic() {
+    wait([this](Sender&) {
+      traffic_.wait();
+      return ok_status();
+    });
   }
   /// Sees a batch out that is on its way while something is thrown. After Control-C it is not waited for, nor after the next one.
   void end_early(bool interrupted) {
     if (end_.closed() || end_.forked()) return;
     if (interrupted) abort("interrupted");
-    settle();
+    while (traffic_.busy()) wait_for_traffic();  // no settle(): its own refusal would take the place of what is thrown
   }
   /// Waits for `work`; Control-C gives the update up.
   template <class Work>
@@ -457,10 +460,9 @@ class PySender {
     end_.run([&](Sender& target) { status = work(target); }, [](Sender& target) { target.abort("interrupted"); });
     raise_if_error(status);
   }
-  /// The same for a call, when it is its turn.
+  /// The same for work that has the Sender meanwhile; behind settle().
   template <class Work>
-  void run(const Work& work) {
-    settle();
+  void in_turn(const Work& work) {
     auto turn = std::make_unique<Turn>(*this);
     wait([&](Sender& target) {
       const std::unique_ptr<Turn> ends = std::move(turn);
@@ -471,10 +473,8 @@ class PySender {
   nb::object report(const char* call, const Ask& ask) {
     settle();
     const Talk talk(*this, call);
-    auto turn = std::make_unique<Turn>(*this);
     std::optional<Result<UpdateReport>> report;
-    wait([&](Sender& target) {
-      const std::unique_ptr<Turn> ends = std::move(turn);
+    in_turn([&](Sender& target) {
       report = ask(target);
       return report->status();
     });
